@@ -1,0 +1,1 @@
+"""Hydra configuration of `protperf train`; installed as the package `protperf.conf`."""
