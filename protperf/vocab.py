@@ -18,6 +18,9 @@ OTHER_RESIDUES = "BOUXZJ"
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<mask>", "<unk>")
 RESERVED_TOKENS = tuple(f"<reserved{i}>" for i in range(1, 6))
 
+PADDING_DOCUMENT = -1
+"""The document number of padding, which neither sees nor is seen (see `protperf.attention`)."""
+
 INVALID = 255
 """What `Vocabulary.table` holds for a byte that is no residue letter."""
 
@@ -41,7 +44,9 @@ class Vocabulary:
         try:
             return self.tokens.index(token)
         except ValueError:
-            raise ValueError(f"no token {token!r} in the vocabulary; allowed: {' '.join(self.tokens)}") from None
+            raise ValueError(
+                f"no token {token!r} in the vocabulary; allowed: {' '.join(self.tokens)}"
+            ) from None
 
     @cached_property
     def pad(self) -> int:
@@ -101,7 +106,9 @@ class Vocabulary:
         invalid = np.flatnonzero(tokens == INVALID)
         if invalid.size:
             place = int(invalid[0])
-            raise ValueError(f"{chr(data[place])!r} at residue {place + 1} is no residue; allowed: letters A-Z")
+            raise ValueError(
+                f"{chr(data[place])!r} at residue {place + 1} is no residue; allowed: letters A-Z"
+            )
         return tokens
 
     def decode(self, tokens: np.ndarray) -> str:

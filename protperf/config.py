@@ -1,0 +1,221 @@
+"""The configuration of training: one flat frozen dataclass a Hydra group, checked where it is built.
+
+A key's way: `conf/GROUP/NAME.yaml` -> Hydra -> `from_section` -> a field here -> the line that uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+ConfigT = TypeVar("ConfigT")
+
+
+def from_section(config_class: type[ConfigT], section: DictConfig | dict[str, Any]) -> ConfigT:
+    """Turn one section of a configuration into its dataclass, with types and values checked.
+
+    Raises:
+        ValueError: a key that the class does not have, or a value that it does not allow.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(config_class), section)
+        return cast(ConfigT, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        names = ", ".join(field.name for field in fields(config_class))  # type: ignore[arg-type]
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{config_class.__name__}: {reason}; allowed keys: {names}") from error
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a configuration dataclass as a plain dict, as checkpoints hold it."""
+    return asdict(config)
+
+
+def _check_choice(config: Any, field: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(config, field)
+    if value not in allowed:
+        raise ValueError(f"{type(config).__name__}.{field} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+def _check_range(config: Any, field: str, low: float, high: float = float("inf")) -> None:
+    value = getattr(config, field)
+    if not low <= value <= high:
+        limits = f"at least {low}" if high == float("inf") else f"{low} to {high}"
+        raise ValueError(f"{type(config).__name__}.{field} is {value}; allowed: {limits}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and parts of the model."""
+
+    attention: str = "favor"
+    """favor, favor_hyperbolic, relu (linear in length) or softmax (exact)."""
+    num_layers: int = 4
+    num_heads: int = 4
+    model_dim: int = 128
+    """Width D of the hidden states; each head is D / num_heads wide."""
+    feedforward_dim: int = 256
+    num_features: int = 64
+    """Rows M of the random projection (unused by softmax)."""
+    projection: str = "orthogonal"
+    """orthogonal, iid or regularised."""
+    projection_seed: int = 0
+    """The projection is a function of (this seed, layer, redraw) alone."""
+    positions: str = "rope"
+    """rope (relative, by rotation), absolute (sinusoids) or none."""
+    feedforward: str = "gelu"
+    """gelu or swiglu."""
+    dropout: float = 0.0
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass: memory of one block instead of all."""
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        _check_choice(self, "attention", ("favor", "favor_hyperbolic", "relu", "softmax"))
+        _check_choice(self, "projection", ("orthogonal", "iid", "regularised"))
+        _check_choice(self, "positions", ("rope", "absolute", "none"))
+        _check_choice(self, "feedforward", ("gelu", "swiglu"))
+        for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
+            _check_range(self, field, 1)
+        _check_range(self, "dropout", 0.0, 1.0)
+        if self.model_dim % self.num_heads:
+            raise ValueError(
+                f"ModelConfig.model_dim is {self.model_dim}, not a multiple of num_heads {self.num_heads}"
+            )
+        if self.positions == "rope" and self.model_dim // self.num_heads % 2:
+            raise ValueError(
+                f"ModelConfig: heads are {self.model_dim // self.num_heads} wide; positions=rope needs an even width"
+            )
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What the model is asked."""
+
+    kind: str = "masked"
+    """masked (some residues, from both sides) or causal (the next token)."""
+    mask_fraction: float = 0.15
+    """masked: the chance that a residue is asked."""
+    shown_as_mask: float = 0.8
+    """masked, training: the share of asked residues shown as <mask>."""
+    shown_as_random: float = 0.1
+    """masked, training: the share shown as a random amino acid; the rest is shown as it is."""
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        _check_choice(self, "kind", ("masked", "causal"))
+        for field in ("mask_fraction", "shown_as_mask", "shown_as_random"):
+            _check_range(self, field, 0.0, 1.0)
+        if self.shown_as_mask + self.shown_as_random > 1:
+            raise ValueError("ObjectiveConfig: shown_as_mask + shown_as_random is above 1")
+        if self.kind == "masked" and self.mask_fraction == 0:
+            raise ValueError(
+                "ObjectiveConfig.mask_fraction is 0: nothing would be asked; allowed: above 0 to 1"
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where windows come from and how they are put together."""
+
+    path: str = "???"
+    """The folder that `protperf prepare` wrote."""
+    batch_size: int = 8
+    """Windows in one batch of one rank."""
+    num_workers: int = 2
+    """Processes that read windows for one rank; 0 reads in the training process."""
+    attend_across_documents: bool = False
+    """Whether proteins packed into one window see each other."""
+    valid_sets: tuple[str, ...] = ("valid",)
+    """Splits to validate on; ones that the folder does not have are an error."""
+    valid_windows: int = 0
+    """At most so many windows of each validation set while training; 0 is all."""
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        _check_range(self, "batch_size", 1)
+        _check_range(self, "num_workers", 0)
+        _check_range(self, "valid_windows", 0)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW, linear warm-up, cosine decay."""
+
+    learning_rate: float = 1e-3
+    """The peak, reached after warm-up."""
+    warmup_steps: int = 100
+    decay_steps: int = 1000
+    """Optimizer steps from the start to the end of the cosine; constant after that."""
+    final_fraction: float = 0.1
+    """The learning rate at the end, as a share of the peak."""
+    weight_decay: float = 0.1
+    """On matrices only, not on norms, biases or embeddings."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-9
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        _check_range(self, "learning_rate", 0.0)
+        _check_range(self, "warmup_steps", 0)
+        _check_range(self, "decay_steps", 1)
+        _check_range(self, "final_fraction", 0.0, 1.0)
+        _check_range(self, "weight_decay", 0.0)
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long, on what, and how often something is done; all in optimizer steps."""
+
+    max_steps: int = 1000
+    accelerator: str = "auto"
+    """auto, cpu, gpu or mps."""
+    devices: int = 1
+    """Processes on each node."""
+    num_nodes: int = 1
+    strategy: str = "auto"
+    """auto or ddp."""
+    precision: str = "32-true"
+    """32-true, bf16-mixed or 16-mixed; attention computes in float32 whatever this says."""
+    accumulate_batches: int = 1
+    """Batches whose gradients make one optimizer step."""
+    gradient_clip: float = 0.5
+    """Largest norm of the gradient; 0 does not clip."""
+    redraw_every: int = 1000
+    """Draw the random projections anew every so many steps; 0 never does."""
+    validate_every: int = 500
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+    """How many of the latest checkpoints stay, besides the best one."""
+    log_every: int = 50
+    seed: int = 0
+    """Initial weights, masks, order of windows and dropout follow from it."""
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        _check_choice(self, "accelerator", ("auto", "cpu", "gpu", "mps"))
+        _check_choice(self, "strategy", ("auto", "ddp"))
+        _check_choice(self, "precision", ("32-true", "bf16-mixed", "16-mixed"))
+        positive = ("max_steps", "devices", "num_nodes", "accumulate_batches", "validate_every")
+        for field in (*positive, "checkpoint_every", "keep_checkpoints", "log_every"):
+            _check_range(self, field, 1)
+        for field in ("gradient_clip", "redraw_every", "seed"):
+            _check_range(self, field, 0)
+
+
+@dataclass(frozen=True)
+class LoggerConfig:
+    """Where metrics go besides the run folder's metrics.csv."""
+
+    kind: str = "none"
+    """none or wandb (offline unless an API key is there)."""
+    project: str = "protperf"
+    entity: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        _check_choice(self, "kind", ("none", "wandb"))
