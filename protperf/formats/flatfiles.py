@@ -1,0 +1,104 @@
+"""Read UniProt `.dat`, UniProt XML and GenBank entries through `Bio.SeqIO` (imported only when such a file is met)."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from protperf.formats import FormatError
+from protperf.formats.headers import WHITE_SPACE
+from protperf.formats.records import RawRecord
+from protperf.formats.streams import SequenceStream
+
+KINDS = {
+    "swiss": "UniProt .dat",
+    "uniprot-xml": "UniProt XML",
+    "genbank": "GenPept",
+    "genbank-cds": "GenBank",
+}
+"""`Bio.SeqIO` format names, with the words that messages use."""
+
+
+def entries(stream: SequenceStream) -> Iterator[RawRecord]:
+    """Yield the entries of a file; of GenBank nucleotides the translation of each coding sequence.
+
+    Raises:
+        FormatError: the file is cut short, or Biopython cannot read it.
+    """
+    is_xml = stream.kind == "uniprot-xml"
+    encoding = "utf-8" if is_xml else "latin-1"
+    for number, entry in enumerate(_parsed(stream), 1):
+        if entry.annotations.get("molecule_type") not in ("protein", None):
+            raise FormatError(
+                f"{stream.place}: entry {number} is nucleotide in a file that begins with proteins; split the file"
+            )
+        header = _header(entry).encode(encoding)
+        yield RawRecord(stream.place, number, header, _residues(entry), [number], "entry")
+    if not is_xml and not stream.tail.rstrip().endswith(b"//"):
+        raise FormatError(f"{stream.place}: truncated: the last entry has no // line; get the file again")
+
+
+def _parsed(stream: SequenceStream) -> Iterator[Any]:
+    """Yield `SeqRecord`s; every failure inside Biopython becomes one line, its warnings stay inside."""
+    from Bio import SeqIO
+
+    handle: Any = io.BufferedReader(stream) if stream.kind == "uniprot-xml" else stream.text()
+    parser: Any = None
+    number = 0
+    while True:
+        number += 1
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                parser = parser or SeqIO.parse(handle, stream.kind)
+                entry = next(parser)
+        except StopIteration:
+            return
+        except FormatError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split()) or "it ends too early or is malformed"
+            raise FormatError(
+                f"{stream.place}: entry {number} is damaged or no {KINDS[stream.kind]}: {reason}"
+            ) from error
+        yield entry
+
+
+def _residues(entry: Any) -> bytes:
+    from Bio.Seq import UndefinedSequenceError
+
+    try:
+        return bytes(entry.seq) if entry.seq is not None else b""
+    except UndefinedSequenceError:
+        return b""
+
+
+def _header(entry: Any) -> str:
+    """Write id, name and the fields OS, OX and GN as a FASTA header does."""
+    notes = entry.annotations
+    name = entry.description
+    record_id = next((word for word in (entry.id, entry.name) if not word.startswith("<unknown")), "")
+    full_name = re.search(r"(?:RecName|SubName): Full=([^;{]+)", name)
+    if full_name:
+        fragment = " (Fragment)" if re.search(r"Flags:[^:]*Fragment", name) else ""
+        name = full_name.group(1).strip() + fragment
+    elif "sequence_fragment" in notes:
+        name += " (Fragment)"
+    fields = {"OS": notes.get("organism"), "OX": _first(notes.get("ncbi_taxid")), "GN": _gene(notes)}
+    words = [record_id, "" if name.startswith("<unknown") else name]
+    words += [f"{key}={value}" for key, value in fields.items() if value]
+    return re.sub(rf"[{WHITE_SPACE}]+", " ", " ".join(words)).strip(" ")
+
+
+def _gene(notes: dict[str, Any]) -> str:
+    genes = notes.get("gene_name") or notes.get("gene_name_primary") or notes.get("gene") or ""
+    gene = _first(genes)
+    name = str(gene.get("Name", "")) if isinstance(gene, dict) else str(gene)
+    return name.split(" {", 1)[0]
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value

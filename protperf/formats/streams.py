@@ -1,0 +1,274 @@
+"""Open a sequence file: plain, gzip, bzip2 or xz, from disk or stdin, known by its first bytes and never by its name.
+
+What comes out is one stream of decompressed bytes and the kind of text in it. Every damage a compressed file can
+have (cut short, wrong checksum, bytes after its end) is an error here: a damaged file is never read as a shorter one.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import io
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from protperf.formats import FormatError
+
+Advance = Callable[[int], Any]
+"""Called with the number of stored (compressed) bytes just read."""
+
+STDIN = "-"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+HEAD_SIZE = 1 << 16
+PIECE_SIZE = 1 << 17
+OUTPUT_LIMIT = 1 << 22
+
+COMPRESSIONS = {
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+}
+REFUSED = {
+    b"\x28\xb5\x2f\xfd": ("zstd-compressed", "decompress it first: zstd -d"),
+    b"PK\x03\x04": ("a zip archive", "unpack it first: unzip"),
+    b"PK\x05\x06": ("a zip archive", "unpack it first: unzip"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first: 7z x"),
+    b"\x1f\x9d": ("compressed by compress (.Z)", "decompress it first: gzip -d"),
+    b"\x04\x22\x4d\x18": ("lz4-compressed", "decompress it first: lz4 -d"),
+    b"\xff\xfe": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
+}
+READABLE = "FASTA (plain, gzip, bzip2 or xz), UniProt .dat or XML, GenBank"
+
+
+def place_of(path: str | Path) -> str:
+    """Return how messages name an input: its path, or `<stdin>` for `-`."""
+    return "<stdin>" if str(path) == STDIN else str(path)
+
+
+def check_inputs(paths: Sequence[str | Path]) -> None:
+    """Refuse inputs that cannot be read, before any work starts.
+
+    Raises:
+        ValueError: no input at all, a missing file, a folder, or stdin named twice.
+    """
+    if not paths:
+        raise ValueError("no input: give at least one sequence file, or - for stdin")
+    names = [str(path) for path in paths]
+    if names.count(STDIN) > 1:
+        raise ValueError("<stdin>: '-' was given more than once; stdin can be read only once")
+    for name in names:
+        if name != STDIN and Path(name).is_dir():
+            raise ValueError(
+                f"{name}: is a folder; give the sequence files in it ({name.rstrip('/')}/*.fasta)"
+            )
+        if name != STDIN and not Path(name).exists():
+            raise ValueError(f"{name}: no such file; give the path of a sequence file, or - for stdin")
+
+
+@contextlib.contextmanager
+def progress_bar(paths: Sequence[str | Path], *, shown: bool) -> Iterator[Advance]:
+    """Show the position in the stored bytes of all inputs; silent where stderr is no terminal."""
+    if not (shown and sys.stderr.isatty()):
+        yield lambda num_bytes: None
+        return
+    from tqdm import tqdm
+
+    sizes = [Path(path).stat().st_size if Path(path).is_file() else None for path in paths]
+    known = [size for size in sizes if size is not None]
+    total = sum(known) if len(known) == len(sizes) else None
+    with tqdm(total=total, unit="B", unit_scale=True, desc="reading") as bar:
+        yield bar.update
+
+
+class SequenceStream(io.RawIOBase):
+    """Decompressed bytes of one input.
+
+    Attributes:
+        place: the input's name in messages.
+        kind: `fasta`, or the name of a `Bio.SeqIO` format: `swiss`, `uniprot-xml`, `genbank`, `genbank-cds`.
+        tail: the last bytes handed out so far.
+
+    Raises:
+        FormatError: the first bytes say that this is no sequence text (binary, zstd, an HTML page, ...).
+    """
+
+    def __init__(self, pieces: Iterator[bytes], place: str) -> None:
+        super().__init__()
+        head, rest = _with_head(pieces)
+        head = head.removeprefix(BYTE_ORDER_MARK)
+        self.place = place
+        self.kind = _kind_of(head, place)
+        self.tail = b""
+        self._pieces = chain([head], rest)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Return True: the stream can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with the next bytes and return their number, 0 at the end."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+            self.tail = (self.tail + piece[-64:])[-64:]
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+    def text(self) -> io.TextIOWrapper:
+        """Return the stream as lines ended by LF, CRLF or CR, each character one byte (Latin-1)."""
+        return io.TextIOWrapper(io.BufferedReader(self, PIECE_SIZE), encoding="latin-1", newline=None)
+
+
+@contextlib.contextmanager
+def open_stream(path: str | Path, advance: Advance) -> Iterator[SequenceStream]:
+    """Open one input for reading.
+
+    Args:
+        path: a file (a pipe will do), or `-` for stdin.
+        advance: called with the number of stored bytes at each read.
+
+    Raises:
+        FormatError: the file is damaged or no sequence text.
+        ValueError: it cannot be opened or read.
+    """
+    place = place_of(path)
+    with contextlib.ExitStack() as stack:
+        if str(path) == STDIN:
+            file: Any = sys.stdin.buffer
+        else:
+            try:
+                file = stack.enter_context(open(path, "rb", buffering=0))
+            except OSError as error:
+                raise ValueError(f"{place}: cannot be opened: {error.strerror}") from error
+        head, rest = _with_head(_stored_pieces(file, advance, place))
+        pieces: Iterator[bytes] = chain([head], rest)
+        for compression, magic in COMPRESSIONS.items():
+            if magic.match(head):
+                pieces = _decompressed(pieces, compression, place)
+        yield SequenceStream(pieces, place)
+
+
+def _stored_pieces(file: Any, advance: Advance, place: str) -> Iterator[bytes]:
+    while True:
+        try:
+            piece = file.read(PIECE_SIZE)
+        except OSError as error:
+            raise ValueError(f"{place}: cannot be read: {error.strerror}") from error
+        if not piece:
+            return
+        advance(len(piece))
+        yield piece
+
+
+def _with_head(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """Return the first bytes (all of a short input) and the pieces that follow them."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= HEAD_SIZE:
+            break
+    return b"".join(held), pieces
+
+
+class _Gzip:
+    """A gzip member's decoder with the interface of bz2's and lzma's; checks the CRC and the length."""
+
+    needs_input = True
+
+    def __init__(self) -> None:
+        self._decoder = zlib.decompressobj(wbits=31)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        # deflate expands at most 1032 times, so a piece needs no limit on its output
+        return self._decoder.decompress(data)
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data
+
+
+_DECODERS: dict[str, Callable[[], Any]] = {
+    "gzip": _Gzip,
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+}
+
+
+def _decompressed(pieces: Iterator[bytes], compression: str, place: str) -> Iterator[bytes]:
+    """Yield the decompressed bytes of all members; NUL padding between and after them is allowed."""
+    decoder = _DECODERS[compression]()
+    try:
+        for piece in pieces:
+            while piece:
+                if decoder.eof:
+                    piece = piece.lstrip(b"\0")
+                    if not piece:
+                        break
+                    decoder = _DECODERS[compression]()
+                yield decoder.decompress(piece, OUTPUT_LIMIT)
+                while not (decoder.eof or decoder.needs_input):
+                    yield decoder.decompress(b"", OUTPUT_LIMIT)
+                piece = decoder.unused_data if decoder.eof else b""
+    except (zlib.error, lzma.LZMAError, OSError, EOFError) as error:
+        raise FormatError(
+            f"{place}: damaged {compression} data or a wrong checksum (CRC): {error}; get the file again"
+        ) from error
+    if not decoder.eof:
+        raise FormatError(
+            f"{place}: the {compression} data are truncated: they end too early; get the file again"
+        )
+
+
+def _kind_of(head: bytes, place: str) -> str:
+    for magic, (what, advice) in REFUSED.items():
+        if head.startswith(magic):
+            raise FormatError(f"{place}: {what}, which is not read here; {advice} {place}")
+    for compression, pattern in COMPRESSIONS.items():
+        if pattern.match(head):
+            raise FormatError(f"{place}: compressed twice ({compression} inside); decompress it once")
+    first_line = head.split(b"\n", 1)[0]
+    if head.lstrip().startswith(b"<"):
+        return _kind_of_markup(head, place)
+    if head.startswith(b"ID   "):
+        if first_line.rstrip().endswith(b"BP."):
+            raise FormatError(f"{place}: an EMBL nucleotide file; give its proteins as FASTA")
+        return "swiss"
+    if head.startswith(b"LOCUS  "):
+        return "genbank-cds" if re.search(rb" \d+ bp\b", first_line) else "genbank"
+    header = re.search(rb"(?:\A|[\r\n])>", head)
+    nul = head.find(b"\0", 0, header.start() if header else len(head))
+    if nul >= 0:
+        raise FormatError(f"{place}: binary data (a NUL byte at offset {nul}); allowed: {READABLE}")
+    return "fasta"
+
+
+def _kind_of_markup(head: bytes, place: str) -> str:
+    root = re.search(rb"<([A-Za-z_][\w:.-]*)", head)
+    name = root.group(1).decode("ascii", "replace") if root else ""
+    if name == "uniprot":
+        return "uniprot-xml"
+    if name.startswith("UniRef"):
+        raise FormatError(f"{place}: UniRef XML is not read here; take the FASTA file of the same release")
+    if name.lower() == "html" or head.lstrip()[:9].lower() == b"<!doctype":
+        raise FormatError(
+            f"{place}: an HTML page, not sequences (a download that failed?); allowed: {READABLE}"
+        )
+    raise FormatError(f"{place}: XML with the root element <{name}>; allowed: {READABLE}")

@@ -1,0 +1,26 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SAMPLE = REPOSITORY / "data_prep" / "sample" / "uniprot_sample.fasta.gz"
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Folder of real proteins and odd files kept beside the repository; tests that need it skip without it."""
+    path = Path(os.environ.get("PROTPERF_SHARED", REPOSITORY.parent / "shared"))
+    if not (path / "data").is_dir():
+        pytest.skip(f"no real-data folder at {path} (set PROTPERF_SHARED)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def sample_path() -> Path:
+    """The real UniProt sample in the repository: 2,800 records."""
+    return SAMPLE
