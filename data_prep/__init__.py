@@ -1,0 +1,1 @@
+"""Preparation of datasets; stands beside protperf and uses its vocabulary and formats, never torch."""

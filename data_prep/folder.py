@@ -1,0 +1,152 @@
+"""The output folder: built in a work folder inside it, published by renames, the manifest last.
+
+Only files that a manifest of ours names, or that lie in our own work folder, are ever replaced or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from protperf.formats.commit import commit_bytes, sync_folder
+from protperf.formats.manifest import MANIFEST_NAME, SPLITS, list_files
+from protperf.formats.ngrams import NGRAMS_NAME
+
+WORK_NAME = ".work-prepare"
+SKIPPED_NAME = "skipped.tsv"
+
+_PLAN_NAME = "publish.txt"
+_OUR_NAMES = re.compile(
+    rf"({'|'.join(SPLITS)})-\d{{5}}-of-\d{{5}}\.h5|{re.escape(NGRAMS_NAME)}|{re.escape(SKIPPED_NAME)}"
+)
+
+
+class OutputFolder:
+    """Context manager around one build; on the way out the work folder is gone, whatever happened.
+
+    Attributes:
+        path: the dataset's folder.
+        work: folder for everything unfinished.
+    """
+
+    def __init__(self, path: Path, *, force: bool) -> None:
+        """Remember where to build.
+
+        Args:
+            path: the dataset's folder; made if it is not there.
+            force: replace a dataset that is already there; it stays whole until the new one is.
+        """
+        self.path = path
+        self.work = path / WORK_NAME
+        self._force = force
+        self._created = False
+        self._lock: BinaryIO | None = None
+
+    def __enter__(self) -> OutputFolder:
+        """Make and lock the work folder, clear what a killed build left, check what is there.
+
+        Raises:
+            ValueError: a dataset is there and `force` is not given; files are there that no manifest claims; another
+                build is at work.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path}: is a file; OUT is the folder to write the dataset to")
+        self._created = not self.path.exists()
+        self.work.mkdir(parents=True, exist_ok=True)
+        try:
+            self._take_lock()
+            self._clear_leftovers()
+            self._check()
+        except BaseException:
+            self._leave(remove=self._lock is not None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the work folder, what was moved without a manifest, and a folder this build made and left empty."""
+        with contextlib.suppress(OSError):
+            self._clear_leftovers()
+        self._leave(remove=True)
+
+    def publish(self, names: list[str]) -> None:
+        """Move finished files from the work folder into place: the old dataset goes, `names` come, the manifest last."""
+        old = self._owned()
+        commit_bytes(self.work / _PLAN_NAME, "\n".join([*old, *names]).encode())
+        for name in reversed(old):
+            (self.path / name).unlink(missing_ok=True)
+        for name in names:
+            os.replace(self.work / name, self.path / name)
+        sync_folder(self.path)
+        os.replace(self.work / MANIFEST_NAME, self.path / MANIFEST_NAME)
+        sync_folder(self.path)
+
+    def _owned(self) -> list[str]:
+        """Return the names of the files of the dataset that is there; the manifest comes last."""
+        if not (self.path / MANIFEST_NAME).exists():
+            return []
+        return [SKIPPED_NAME, *list_files(self.path)]
+
+    def _take_lock(self) -> None:
+        """Refuse to build beside another build; file systems without locks are taken as they are."""
+        lock = open(self.work / "lock", "wb")  # noqa: SIM115 - held until the build ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ValueError(
+                f"{self.path}: another `protperf prepare` is writing there; wait for it"
+            ) from None
+        except OSError:
+            pass
+        self._lock = lock
+
+    def _clear_leftovers(self) -> None:
+        """Remove what a killed build left: its work folder, and the files it had moved before its manifest."""
+        plan = self.work / _PLAN_NAME
+        if plan.exists() and not (self.path / MANIFEST_NAME).exists():
+            for name in plan.read_text().splitlines():
+                (self.path / name).unlink(missing_ok=True)
+        for entry in self.work.iterdir():
+            if entry.name == "lock":
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def _check(self) -> None:
+        """Refuse to replace a dataset without `force`, and files of unknown origin always."""
+        owned = self._owned()
+        if owned and not self._force:
+            raise ValueError(
+                f"{self.path}: holds a dataset already; --force replaces it, or choose another folder"
+            )
+        foreign = [
+            entry.name
+            for entry in self.path.iterdir()
+            if _OUR_NAMES.fullmatch(entry.name) and entry.name not in owned
+        ]
+        if foreign:
+            raise ValueError(
+                f"{self.path}: holds {min(foreign)}, which no {MANIFEST_NAME} there names; move it away or choose another folder"
+            )
+
+    def _leave(self, *, remove: bool) -> None:
+        """Let go of the lock; with `remove`, of the work folder too."""
+        if remove:
+            shutil.rmtree(self.work, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+            with contextlib.suppress(OSError):
+                self.work.rmdir()  # NFS keeps a removed file's name until it is closed
+        if self._created:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()

@@ -1,0 +1,44 @@
+"""Write a file so that it is either absent or whole, also when the disk is full or the process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def commit_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to a temporary name beside `path`, flush it to the disk and rename it to `path`.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; the message names `path`, the temporary file is gone.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", buffering=0) as file:
+            _write_all(file.fileno(), data)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's list of names, so that a rename in it outlives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`; one `write` may take less, and never takes more than 2 GiB."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,258 @@
+"""The manifest of a prepared dataset: what is in it, where, and what it was made from.
+
+`manifest.json` is written last, so a folder that holds one is a whole dataset. `docs/formats.md` is its specification.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protperf.formats import FormatError
+from protperf.formats.commit import commit_bytes
+from protperf.vocab import VOCABULARY, check_fingerprint
+
+FORMAT = "protperf-dataset"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+SPLITS = ("train", "valid", "test", "ood")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class InputEntry:
+    """A file the dataset was made from.
+
+    Attributes:
+        name: file name without its folder; `-` is standard input.
+        role: `sequences`, `clusters` or `ood`.
+        bytes: size as read, compressed if the file is; None for standard input.
+        sha256: hex digest of those bytes; None for standard input.
+    """
+
+    name: str
+    role: str
+    bytes: int | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard.
+
+    Attributes:
+        file: name inside the dataset's folder.
+        split: one of `SPLITS`.
+        windows: number of windows.
+        offset: place of the first token in the file, in bytes.
+        bytes: size of the file.
+        sha256: hex digest of the file.
+    """
+
+    file: str
+    split: str
+    windows: int
+    offset: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class NgramEntry:
+    """The n-gram count file.
+
+    Attributes:
+        file: name inside the dataset's folder.
+        bytes: size of the file.
+        sha256: hex digest of the file.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SplitStats:
+    """What a split holds.
+
+    Attributes:
+        sequences: number of proteins.
+        residues: number of residues.
+        tokens: residues and the `<bos>` and `<eos>` of each protein; padding is not counted.
+        windows: number of windows.
+        length_histogram: number of proteins by length in residues: `"256"` counts the lengths 256 to 511.
+    """
+
+    sequences: int
+    residues: int
+    tokens: int
+    windows: int
+    length_histogram: dict[str, int]
+
+
+@dataclass(frozen=True)
+class RecordCounts:
+    """What became of the records that were read: `accepted` = sequences of all splits + what was dropped after reading.
+
+    Attributes:
+        records: records met in the input.
+        accepted: records that the reader accepted.
+        residues: residues of the accepted records.
+        skipped: records left out by the reader, by reason.
+        repaired: what the reader dropped or replaced in accepted records, by kind.
+        too_short: accepted records dropped for `min_length`.
+        too_long: accepted records dropped for `max_length`.
+        duplicates: accepted records dropped because the same sequence was there already.
+        outside_clusters: records the cluster table does not name, split by their own sequence.
+        split_conflicts: sequences met under two splits and kept in one.
+    """
+
+    records: int
+    accepted: int
+    residues: int
+    skipped: dict[str, int]
+    repaired: dict[str, int]
+    too_short: int
+    too_long: int
+    duplicates: int
+    outside_clusters: int
+    split_conflicts: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is said of a dataset; the field order is the order in the file.
+
+    Attributes:
+        protperf_version: version of the program that wrote it.
+        window: tokens per window.
+        seed: seed of the order of the proteins.
+        release: name of the source's release, free text.
+        options: every option that determines the shards' bytes.
+        inputs: the files read.
+        counts: what became of the records.
+        splits: contents by split, empty ones too.
+        residue_counts: number of each residue token in `train`, by letter.
+        shards: the shards, by split and index.
+        ngrams: the n-gram count file of `train`.
+        digest: hash over the shards' hashes: equal digests mean equal datasets.
+        vocabulary: the tokens, by id.
+        fingerprint: hex SHA-256 of the vocabulary.
+    """
+
+    protperf_version: str
+    window: int
+    seed: int
+    release: str
+    options: dict[str, Any]
+    inputs: list[InputEntry]
+    counts: RecordCounts
+    splits: dict[str, SplitStats]
+    residue_counts: dict[str, int]
+    shards: list[ShardEntry]
+    ngrams: NgramEntry
+    digest: str
+    vocabulary: list[str] = field(default_factory=lambda: list(VOCABULARY.tokens))
+    fingerprint: str = VOCABULARY.fingerprint
+
+    def shards_of(self, split: str) -> list[ShardEntry]:
+        """Return the shards of `split`, in order."""
+        return [shard for shard in self.shards if shard.split == split]
+
+
+def dataset_digest(shards: list[ShardEntry]) -> str:
+    """Return the hex SHA-256 over the lines `<sha256>  <file>` of the shards, sorted by file name."""
+    lines = sorted((shard.file, shard.sha256) for shard in shards)
+    return hashlib.sha256("".join(f"{sha256}  {file}\n" for file, sha256 in lines).encode()).hexdigest()
+
+
+def write_manifest(dataset_dir: Path, manifest: Manifest) -> None:
+    """Write `manifest.json` by rename; this makes the folder a dataset, so it comes last."""
+    head = {"format": FORMAT, "format_version": FORMAT_VERSION}
+    text = json.dumps({**head, **dataclasses.asdict(manifest)}, indent=1, ensure_ascii=False)
+    commit_bytes(dataset_dir / MANIFEST_NAME, (text + "\n").encode())
+
+
+def read_manifest(dataset_dir: Path | str) -> Manifest:
+    """Read the manifest of a prepared dataset.
+
+    Raises:
+        FormatError: no such folder, no manifest (`protperf prepare` did not finish there), a file that is no manifest,
+            a newer format version, a damaged entry.
+        ValueError: the dataset was made with another vocabulary.
+    """
+    path = Path(dataset_dir) / MANIFEST_NAME
+    data = _load(path)
+    version = data.get("format_version")
+    if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: dataset format version {version!r}; this protperf reads 1 to {FORMAT_VERSION}: upgrade protperf, or prepare the dataset again"
+        )
+    try:
+        check_fingerprint(str(data["fingerprint"]), str(path))
+        return _parse(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path}: damaged manifest ({error!r}); prepare the dataset again") from None
+
+
+def list_files(dataset_dir: Path) -> list[str]:
+    """Return the names of the files that the manifest names, itself last: what may be replaced with the dataset.
+
+    Works for any format version and vocabulary.
+
+    Raises:
+        FormatError: as `read_manifest`, or a name that points out of the folder.
+    """
+    path = dataset_dir / MANIFEST_NAME
+    data = _load(path)
+    try:
+        names = [str(entry["file"]) for entry in [*data["shards"], data["ngrams"]]]
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"{path}: damaged manifest ({error!r}); move the folder away") from None
+    outside = [name for name in names if name != Path(name).name or name in ("", "..")]
+    if outside:
+        raise FormatError(f"{path}: names a file outside its folder, {outside[0]!r}; move the folder away")
+    return [*names, MANIFEST_NAME]
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Return the JSON object at `path` after checking that it is a dataset manifest."""
+    if not path.parent.is_dir():
+        raise FormatError(
+            f"{path.parent}: no such dataset folder; `protperf prepare FASTA... {path.parent}` makes it"
+        )
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FormatError(
+            f"{path.parent}: no {MANIFEST_NAME}, so this is no finished dataset; run `protperf prepare` (again)"
+        ) from None
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error}); prepare the dataset again") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise FormatError(f"{path}: not a protperf dataset's manifest (format {found!r}, not {FORMAT!r})")
+    return data
+
+
+def _parse(data: dict[str, Any]) -> Manifest:
+    """Build the dataclasses; keys that a later version may have added are ignored."""
+    nested = {
+        "inputs": [_build(InputEntry, entry) for entry in data["inputs"]],
+        "counts": _build(RecordCounts, data["counts"]),
+        "splits": {split: _build(SplitStats, stats) for split, stats in data["splits"].items()},
+        "shards": [_build(ShardEntry, entry) for entry in data["shards"]],
+        "ngrams": _build(NgramEntry, data["ngrams"]),
+    }
+    return _build(Manifest, {**data, **nested})
+
+
+def _build(cls: type[_T], data: dict[str, Any]) -> _T:
+    """Return `cls` from the keys of `data` that are its fields; a missing key is a `KeyError`."""
+    return cls(**{each.name: data[each.name] for each in dataclasses.fields(cls)})  # type: ignore[arg-type]

@@ -1,0 +1,326 @@
+"""`protperf prepare` on bad days: kills, full disks, odd files, wrong usage; what is left on the disk, and what is said."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from prepared import REPOSITORY, SAMPLE, all_proteins, random_records, read_fasta, shard_bytes, write_fasta
+
+from data_prep.options import PrepareOptions
+from data_prep.prepare import main, prepare
+from protperf.formats import FormatError
+from protperf.formats.manifest import read_manifest
+from protperf.formats.shards import ShardSet
+
+SHARED = Path(os.environ.get("PROTPERF_SHARED", REPOSITORY.parent / "shared"))
+
+
+KILLED_BUILD = """
+import os, signal, sys
+from data_prep import {module} as module
+from data_prep.prepare import main
+real, calls = module.{owner}{name}, [0]
+def killing(*arguments, **keywords):
+    calls[0] += 1
+    if calls[0] == {call}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments, **keywords)
+module.{owner}{name} = killing
+main({argv!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "name", "call"),
+    [
+        ("spill", "Spill.", "take", 100),
+        ("pack", "", "write_shard", 2),
+        ("folder", "", "sync_folder", 1),
+        ("prepare", "", "write_manifest", 1),
+    ],
+    ids=[
+        "while-packing",
+        "at-the-second-shard",
+        "before-the-manifest-is-moved",
+        "before-the-manifest-is-made",
+    ],
+)
+def test_killed_build_looks_unfinished_and_runs_again_to_the_same_bytes(
+    tmp_path: Path, module: str, owner: str, name: str, call: int
+):
+    fasta = write_fasta(tmp_path / "a.fasta", read_fasta(SAMPLE)[:200])
+    options = ["--window", "128", "--shard-windows", "200", "--valid", "0.1", "--test", "0.1"]
+    assert main([fasta, str(tmp_path / "whole"), *options]) == 0
+    argv = [fasta, str(tmp_path / "out"), *options]
+    script = KILLED_BUILD.format(module=module, owner=owner, name=name, call=call, argv=argv)
+    killed = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    with pytest.raises(FormatError, match=r"no manifest\.json"):
+        read_manifest(tmp_path / "out")
+    assert main(argv) == 0
+    assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(os.listdir(tmp_path / "whole"))
+
+
+def test_killed_replacement_runs_again_and_leaves_nothing_of_the_old_dataset(tmp_path: Path):
+    old = write_fasta(tmp_path / "old.fasta", [*random_records([200] * 50), ("bad", "MK*K")])
+    new = write_fasta(tmp_path / "new.fasta", random_records([20] * 5))
+    options = ["--window", "64", "--shard-windows", "40", "--valid", "0", "--test", "0"]
+    assert main([old, str(tmp_path / "out"), *options]) == 0
+    argv = [new, str(tmp_path / "out"), *options, "--force"]
+    script = KILLED_BUILD.format(module="folder", owner="", name="sync_folder", call=1, argv=argv)
+    assert subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+    ).returncode
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert main(argv) == 0
+    assert sorted(os.listdir(tmp_path / "out")) == ["manifest.json", "ngrams.h5", "train-00000-of-00001.h5"]
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([30]))
+    monkeypatch.setattr(os, "write", refuse)
+    with pytest.raises(OSError, match="No space left on device; nothing was kept") as caught:
+        prepare([fasta], tmp_path / "out", PrepareOptions())
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount(8)")
+@pytest.mark.parametrize("size_mb", [1, 2, 3])
+def test_really_full_disk_leaves_nothing(tmp_path: Path, size_mb: int):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        fasta = tmp_path / "all.fasta"
+        write_fasta(fasta, [(name, sequence * 3) for name, sequence in read_fasta(SAMPLE)])
+        with pytest.raises(OSError, match="No space left on device; nothing was kept"):
+            prepare([str(fasta)], disk / "out", PrepareOptions(shard_windows=50))
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_dataset_is_replaced_only_by_force_and_whole(tmp_path: Path):
+    many = write_fasta(tmp_path / "many.fasta", [*random_records([200] * 50), ("bad", "MK*K")])
+    few = write_fasta(tmp_path / "few.fasta", random_records([20] * 5))
+    out = tmp_path / "out"
+    options = ["--window", "64", "--shard-windows", "40"]
+    assert main([many, str(out), *options]) == 0
+    (out / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert "skipped.tsv" in before
+    with pytest.raises(ValueError, match="--force"):
+        main([few, str(out), *options])
+    with pytest.raises(ValueError, match=r"few\.fasta:1: no header|empty|no sequence"):
+        main([write_fasta(tmp_path / "few.fasta", []), str(out), "--force"])
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    few = write_fasta(tmp_path / "few.fasta", random_records([20] * 5))
+    assert main([few, str(out), *options, "--force", "--valid", "0", "--test", "0"]) == 0
+    assert sorted(os.listdir(out)) == ["manifest.json", "ngrams.h5", "notes.txt", "train-00000-of-00001.h5"]
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_files_that_no_manifest_names_are_never_replaced(tmp_path: Path):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([20] * 5))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "train-00000-of-00001.h5").write_text("mine")
+    with pytest.raises(ValueError, match=r"train-00000-of-00001\.h5, which no manifest\.json there names"):
+        main([fasta, str(out), "--force"])
+    assert (out / "train-00000-of-00001.h5").read_text() == "mine"
+    assert os.listdir(out) == ["train-00000-of-00001.h5"]
+
+
+@pytest.mark.parametrize("text", ["not json", '{"format": "other"}'])
+def test_foreign_manifest_is_not_replaced(tmp_path: Path, text: str):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([20] * 5))
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(FormatError, match="manifest"):
+        main([fasta, str(tmp_path), "--force"])
+    assert (tmp_path / "manifest.json").read_text() == text
+
+
+def test_forged_manifest_cannot_reach_outside_its_folder(tmp_path: Path):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([20] * 5))
+    out = tmp_path / "out"
+    assert main([fasta, str(out)]) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["ngrams"]["file"] = "../a.fasta"
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(FormatError, match="outside its folder"):
+        main([fasta, str(out), "--force"])
+    assert Path(fasta).exists()
+
+
+def test_two_builds_never_share_a_folder(tmp_path: Path):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([20] * 5))
+    script = f"""
+import sys
+from pathlib import Path
+from data_prep.folder import OutputFolder
+with OutputFolder(Path({str(tmp_path / "out")!r}), force=False):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(ValueError, match="another `protperf prepare`"):
+            main([fasta, str(tmp_path / "out")])
+        other.stdin.close()
+    assert main([fasta, str(tmp_path / "out")]) == 0
+
+
+POLICY_LENGTHS = {
+    "c33_gap_dash.fasta": [32],
+    "c34_dot_stop.fasta": [32],
+    "c35_star_stop_end_and_inside.fasta": [32],
+    "c54_length_over_100k.fasta.gz": [32],
+    "c63_zstd.fasta.zst": [],
+}
+"""Where a row of CASES.tsv leaves a choice: records with gaps or an inner `*` are left out, zstd is refused."""
+
+
+def read_cases() -> list[tuple[str, list[int]]]:
+    table = SHARED / "cases" / "fasta" / "CASES.tsv"
+    if not table.exists():
+        return []
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    lengths = [[int(length) for length in row["residue_lengths"].split(";") if length] for row in rows]
+    return [
+        (row["file"], POLICY_LENGTHS.get(row["file"], found))
+        for row, found in zip(rows, lengths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "lengths"), read_cases())
+def test_odd_fasta_file_has_its_outcome(
+    shared_dir: Path, tmp_path: Path, name: str, lengths: list[int], capsys: pytest.CaptureFixture[str]
+):
+    argv = [str(shared_dir / "cases" / "fasta" / name), str(tmp_path / "out"), "--duplicates", "keep"]
+    if not lengths:
+        with pytest.raises(ValueError, match=rf"{re.escape(name)}|no record accepted") as caught:
+            main(argv)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out").exists()
+        return
+    assert main(argv) == 0
+    counts = read_manifest(tmp_path / "out").counts
+    assert sorted(map(len, all_proteins(tmp_path / "out").elements())) == sorted(lengths)
+    assert counts.accepted == len(lengths)
+    assert counts.records == counts.accepted + sum(counts.skipped.values())
+    skipped = tmp_path / "out" / "skipped.tsv"
+    assert skipped.exists() == bool(counts.skipped)
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_end_of_a_file_ends_its_record(shared_dir: Path, tmp_path: Path):
+    paths = [
+        str(shared_dir / "cases" / "fasta" / name)
+        for name in ("c46a_first_file_no_newline.fasta", "c46b_second_file.fasta")
+    ]
+    assert prepare(paths, tmp_path / "out", PrepareOptions(duplicates="keep")).counts.accepted == 2
+    assert sorted(map(len, all_proteins(tmp_path / "out").elements())) == [32, 32]
+
+
+def test_strict_stops_at_the_first_bad_record(tmp_path: Path):
+    fasta = write_fasta(tmp_path / "a.fasta", [*random_records([20] * 3), ("bad", "MK*K")])
+    with pytest.raises(ValueError, match=r"a\.fasta:\d+: .*bad"):
+        main([fasta, str(tmp_path / "out"), "--strict"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_sample_prints_one_line_of_result_and_says_what_it_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["--sample", str(tmp_path / "out"), "--window", "512", "--release", "2016"]) == 0
+    output, log = capsys.readouterr()
+    windows = sum(stats.windows for stats in read_manifest(tmp_path / "out").splits.values())
+    assert f"{windows:,} windows of 512" in output
+    assert output.count("\n") == 1
+    assert "B of disk in" in log
+    assert "train: " in log
+    assert read_manifest(tmp_path / "out").release == "2016"
+
+
+def test_empty_split_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([20] * 3))
+    assert main([fasta, str(tmp_path / "out"), "--valid", "1e-9", "--test", "0"]) == 0
+    log = capsys.readouterr().err
+    assert "valid: EMPTY" in log
+    assert "test: EMPTY" not in log
+    with pytest.raises(ValueError, match="'valid' holds no protein"):
+        ShardSet(tmp_path / "out", "valid")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["only_one"],
+        ["--sample"],
+        ["--sample", "a.fasta", "out"],
+        ["a.fasta", "out", "--window", "0"],
+        ["a.fasta", "out", "--valid", "0.6", "--test", "0.4"],
+        ["a.fasta", "out", "--valid", "nan"],
+        ["a.fasta", "out", "--duplicates", "maybe"],
+        ["a.fasta", "out", "--ood-clusters", "x"],
+        ["a.fasta", "out", "--min-length", "5", "--max-length", "4"],
+    ],
+)
+def test_wrong_usage_exits_with_status_2(argv: list[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+
+
+def test_options_may_stand_between_the_paths(tmp_path: Path):
+    first = write_fasta(tmp_path / "a.fasta", random_records([20]))
+    second = write_fasta(tmp_path / "b.fasta", random_records([21]))
+    assert main([first, "--window", "64", second, str(tmp_path / "out")]) == 0
+    assert read_manifest(tmp_path / "out").counts.accepted == 2
+
+
+def test_missing_input_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"nowhere\.fasta: no such file"):
+        main([str(tmp_path / "nowhere.fasta"), str(tmp_path / "out")])
+    with pytest.raises(ValueError, match=r"nowhere\.tsv: no such table"):
+        main([str(SAMPLE), str(tmp_path / "out"), "--clusters", str(tmp_path / "nowhere.tsv")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_module_runs_from_stdin_without_torch(tmp_path: Path):
+    code = "import runpy, sys; sys.argv = ['prepare', '-', sys.argv[1]]\ntry: runpy.run_module('data_prep', run_name='__main__')\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "out")],
+        input=b">a\nMKV\n",
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert read_manifest(tmp_path / "out").inputs[0].name == "-"
+    assert all_proteins(tmp_path / "out") == Counter(["MKV"])

@@ -1,0 +1,354 @@
+"""Shards, manifest and n-gram counts: what is written is what is read, and damage is always seen."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from protperf.formats import FormatError, manifest, ngrams, shards
+from protperf.formats.manifest import Manifest, RecordCounts, SplitStats, read_manifest, write_manifest
+from protperf.formats.ngrams import NgramCounts, read_ngrams, write_ngrams
+from protperf.formats.shards import ShardSet, shard_name, write_shard
+from protperf.vocab import VOCABULARY
+
+WINDOW = 16
+
+
+def random_windows(num_windows: int, seed: int, window: int = WINDOW) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 26, (num_windows, window), np.uint8)
+
+
+def make_dataset(folder: Path, shard_sizes: list[int], split: str = "train") -> np.ndarray:
+    """Write a dataset of random windows; return them all, `uint8 (N, W)`."""
+    folder.mkdir(exist_ok=True)
+    parts = [random_windows(size, seed) for seed, size in enumerate(shard_sizes)]
+    names = [shard_name(split, index, len(parts)) for index in range(len(parts))]
+    entries = [
+        write_shard(folder / name, part, split=split, index=index, num_shards=len(parts))
+        for index, (name, part) in enumerate(zip(names, parts, strict=True))
+    ]
+    windows = np.concatenate(parts)
+    stats = SplitStats(1, windows.size - 2, windows.size, len(windows), {"1": 1})
+    written = Manifest(
+        protperf_version="0",
+        window=WINDOW,
+        seed=0,
+        release="",
+        options={},
+        inputs=[],
+        counts=RecordCounts(1, 1, 1, {}, {}, 0, 0, 0, 0, 0),
+        splits={split: stats},
+        residue_counts={},
+        shards=entries,
+        ngrams=write_ngrams(folder / "ngrams.h5", NgramCounts()),
+        digest=manifest.dataset_digest(entries),
+    )
+    write_manifest(folder, written)
+    return windows
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_shard_is_an_ordinary_hdf5_file(tmp_path: Path):
+    windows = random_windows(5, seed=1)
+    path = tmp_path / shard_name("valid", 2, 7)
+    entry = write_shard(path, windows, split="valid", index=2, num_shards=7)
+    assert path.name == "valid-00002-of-00007.h5"
+    with h5py.File(path) as file:
+        tokens = file["tokens"]
+        np.testing.assert_array_equal(tokens[:], windows)
+        assert tokens.dtype == np.uint8
+        assert tokens.chunks is None
+        assert tokens.compression is None
+        assert tokens.id.get_offset() == entry.offset
+        attributes = dict(file.attrs)
+    assert attributes["vocabulary"].split() == list(VOCABULARY.tokens)
+    assert attributes["fingerprint"] == VOCABULARY.fingerprint
+    assert (attributes["format"], attributes["format_version"]) == ("protperf-shard", 1)
+    assert (attributes["split"], attributes["shard"], attributes["num_shards"]) == ("valid", 2, 7)
+    assert attributes["window"] == WINDOW
+
+
+def test_entry_describes_the_bytes(tmp_path: Path):
+    windows = random_windows(5, seed=1)
+    entry = write_shard(tmp_path / "a.h5", windows, split="train", index=0, num_shards=1)
+    data = (tmp_path / "a.h5").read_bytes()
+    assert data[entry.offset : entry.offset + windows.size] == windows.tobytes()
+    assert (entry.file, entry.windows, entry.bytes) == ("a.h5", 5, len(data))
+    assert entry.sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_equal_windows_give_equal_bytes(tmp_path: Path):
+    for name in ("a.h5", "b.h5"):
+        write_shard(tmp_path / name, random_windows(9, seed=3), split="train", index=0, num_shards=1)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_full_disk_leaves_nothing_and_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written = []
+
+    def write_once(descriptor: int, data: memoryview) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(len(data))
+        return 7
+
+    monkeypatch.setattr(os, "write", write_once)
+    with pytest.raises(OSError, match=r"No space left.*full\.h5"):
+        write_shard(tmp_path / "full.h5", random_windows(9, seed=3), split="train", index=0, num_shards=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_set_reads_every_window_in_shard_order(tmp_path: Path):
+    windows = make_dataset(tmp_path, [3, 1, 5])
+    shard_set = ShardSet(tmp_path, "train")
+    assert len(shard_set) == 9
+    assert shard_set.window == WINDOW
+    for index, window in enumerate(windows):
+        read = shard_set.read(index)
+        assert read.dtype == np.uint8
+        assert read.flags.writeable
+        np.testing.assert_array_equal(read, window)
+    order = np.array([8, 0, 3, 3, 4, 2])
+    np.testing.assert_array_equal(shard_set.read_many(order), windows[order])
+    shard_set.verify()
+
+
+@pytest.mark.parametrize("index", [-1, 9, 10**9])
+def test_window_out_of_range_is_an_index_error(tmp_path: Path, index: int):
+    make_dataset(tmp_path, [3, 1, 5])
+    with pytest.raises(IndexError, match=str(index)):
+        ShardSet(tmp_path, "train").read(index)
+
+
+def test_no_file_is_open_before_the_first_read_and_few_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shards, "MAX_OPEN_FILES", 4)
+    windows = make_dataset(tmp_path, [1] * 10)
+    shard_set = ShardSet(tmp_path, "train")
+
+    def count_open() -> int:
+        links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
+        return sum(link.exists() and tmp_path in link.resolve().parents for link in links)
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("needs /proc to count open files")
+    assert count_open() == 0
+    for _ in range(2):
+        for index in range(10):
+            np.testing.assert_array_equal(shard_set.read(index), windows[index])
+            assert count_open() <= 4
+    assert count_open() == 4
+    shard_set.close()
+    assert count_open() == 0
+
+
+def _read_all(shard_set: ShardSet) -> bytes:
+    return shard_set.read_many(range(len(shard_set))).tobytes()
+
+
+def _send_all(shard_set: ShardSet, connection: object) -> None:
+    connection.send_bytes(_read_all(shard_set))
+
+
+# forking is what is tested; Python 3.12 warns of it wherever some other test has left a thread
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_another_process_reads_the_same(tmp_path: Path, method: str):
+    windows = make_dataset(tmp_path, [3, 1, 5])
+    shard_set = ShardSet(tmp_path, "train")
+    shard_set.read(0)
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_send_all, args=(shard_set, theirs))
+    process.start()
+    assert ours.recv_bytes() == windows.tobytes()
+    process.join()
+    assert process.exitcode == 0
+    assert _read_all(shard_set) == windows.tobytes()
+
+
+def test_pickle_carries_no_open_file(tmp_path: Path):
+    windows = make_dataset(tmp_path, [2])
+    shard_set = ShardSet(tmp_path, "train")
+    shard_set.read(0)
+    copy = pickle.loads(pickle.dumps(shard_set))
+    shard_set.close()
+    np.testing.assert_array_equal(copy.read(1), windows[1])
+
+
+def test_short_shard_is_refused_before_use(tmp_path: Path):
+    make_dataset(tmp_path, [3, 4])
+    victim = tmp_path / shard_name("train", 1, 2)
+    os.truncate(victim, victim.stat().st_size - 1)
+    with pytest.raises(FormatError, match=rf"{victim.name}: \d+ bytes, the manifest says \d+"):
+        ShardSet(tmp_path, "train")
+
+
+def test_missing_shard_is_refused_before_use(tmp_path: Path):
+    make_dataset(tmp_path, [3, 4])
+    (tmp_path / shard_name("train", 1, 2)).unlink()
+    with pytest.raises(FormatError, match=r"train-00001-of-00002\.h5: missing"):
+        ShardSet(tmp_path, "train")
+
+
+def test_shard_cut_while_in_use_is_an_error_and_never_wrong_tokens(tmp_path: Path):
+    make_dataset(tmp_path, [3])
+    shard_set = ShardSet(tmp_path, "train")
+    shard_set.read(0)
+    victim = tmp_path / shard_name("train", 0, 1)
+    os.truncate(victim, victim.stat().st_size - 5)
+    shard_set.read(1)
+    with pytest.raises(FormatError, match="ends inside window 2 "):
+        shard_set.read(2)
+
+
+def test_verify_sees_one_changed_bit(tmp_path: Path):
+    make_dataset(tmp_path, [3, 4])
+    victim = tmp_path / shard_name("train", 1, 2)
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    with pytest.raises(FormatError, match=r"train-00001-of-00002\.h5: its SHA-256"):
+        ShardSet(tmp_path, "train").verify()
+
+
+def test_verify_sees_a_shard_of_another_split(tmp_path: Path):
+    make_dataset(tmp_path, [3])
+    shards_of_manifest = json.loads((tmp_path / "manifest.json").read_text())["shards"]
+    edit_manifest(tmp_path, shards=[{**shards_of_manifest[0], "split": "valid"}])
+    with pytest.raises(FormatError, match="train"):
+        ShardSet(tmp_path, "valid").verify()
+
+
+def test_split_without_proteins_is_said_with_those_there_are(tmp_path: Path):
+    make_dataset(tmp_path, [3])
+    with pytest.raises(ValueError, match="'valid' holds no protein; there are: train"):
+        ShardSet(tmp_path, "valid")
+
+
+def test_missing_folder_and_unfinished_dataset_are_told_apart(tmp_path: Path):
+    with pytest.raises(FormatError, match="no such dataset folder"):
+        read_manifest(tmp_path / "nowhere")
+    with pytest.raises(FormatError, match=r"no manifest\.json"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": "other"}', '{"shards": []}', "\xff"])
+def test_foreign_manifest_is_refused_in_one_line(tmp_path: Path, text: str):
+    (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(FormatError) as caught:
+        read_manifest(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "manifest.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "version 2; this protperf reads 1 to 1"),
+        ({"format_version": "1"}, "version '1'"),
+        ({"fingerprint": "0" * 64}, "another vocabulary"),
+        ({"counts": {}}, "damaged manifest"),
+        ({"shards": [{"file": "train-00000-of-00001.h5"}]}, "damaged manifest"),
+        ({"splits": []}, "damaged manifest"),
+    ],
+)
+def test_manifest_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, object], message: str):
+    make_dataset(tmp_path, [1])
+    edit_manifest(tmp_path, **change)
+    with pytest.raises(ValueError, match=message):
+        read_manifest(tmp_path)
+
+
+def test_manifest_survives_the_round_trip_and_keys_of_later_versions(tmp_path: Path):
+    make_dataset(tmp_path, [2, 1])
+    before = read_manifest(tmp_path)
+    edit_manifest(tmp_path, invented_later=1)
+    assert read_manifest(tmp_path) == before
+    again = tmp_path / "again"
+    again.mkdir()
+    write_manifest(again, before)
+    assert read_manifest(again) == before
+
+
+def test_digest_is_the_hash_of_a_sha256sum_listing(tmp_path: Path):
+    make_dataset(tmp_path, [2, 1])
+    names = sorted(path.name for path in tmp_path.glob("train-*.h5"))
+    listing = "".join(
+        f"{hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()}  {name}\n" for name in names
+    )
+    assert read_manifest(tmp_path).digest == hashlib.sha256(listing.encode()).hexdigest()
+
+
+def protein(residues: str) -> np.ndarray:
+    return np.array([VOCABULARY.bos, *VOCABULARY.encode(residues), VOCABULARY.eos], np.uint8)
+
+
+def test_ngrams_of_two_proteins_counted_by_hand():
+    counts = NgramCounts()
+    counts.add(np.concatenate([protein("MKK"), protein("M")]))
+    m, k = VOCABULARY.encode("MK").tolist()
+    bos, eos = VOCABULARY.bos, VOCABULARY.eos
+    expected = {
+        1: {(bos,): 2, (m,): 2, (k,): 2, (eos,): 2},
+        2: {(bos, m): 2, (m, k): 1, (k, k): 1, (k, eos): 1, (m, eos): 1},
+        3: {(bos, m, k): 1, (m, k, k): 1, (k, k, eos): 1, (bos, m, eos): 1},
+        4: {(bos, m, k, k): 1, (m, k, k, eos): 1},
+    }
+    for order, entries in expected.items():
+        found = {
+            place: int(counts.orders[order][place])
+            for place in zip(*counts.orders[order].nonzero(), strict=True)
+        }
+        assert found == entries
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 5, 64, 1 << 20])
+def test_ngrams_do_not_depend_on_blocks(block: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ngrams, "_BLOCK_TOKENS", block)
+    generator = np.random.default_rng(0)
+    proteins = ["".join(generator.choice(list("ACDX"), length)) for length in (1, 2, 3, 40, 1, 1, 17)]
+    stream = np.concatenate([protein(residues) for residues in proteins])
+    counts = NgramCounts()
+    counts.add(stream)
+    for order in ngrams.ORDERS:
+        expected: Counter[tuple[int, ...]] = Counter()
+        for residues in proteins:
+            tokens = protein(residues).tolist()
+            expected.update(tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1))
+        found = {
+            place: int(counts.orders[order][place])
+            for place in zip(*counts.orders[order].nonzero(), strict=True)
+        }
+        assert found == dict(expected)
+
+
+def test_ngram_file_comes_back_and_is_refused_when_damaged(tmp_path: Path):
+    counts = NgramCounts()
+    counts.add(protein("MKWVTFISLL"))
+    path = tmp_path / "ngrams.h5"
+    entry = write_ngrams(path, counts)
+    assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    for order, array in read_ngrams(path).orders.items():
+        np.testing.assert_array_equal(array, counts.orders[order])
+    os.truncate(path, entry.bytes // 2)
+    with pytest.raises(FormatError, match=r"ngrams\.h5"):
+        read_ngrams(path)
+    with pytest.raises(FormatError, match="absent"):
+        read_ngrams(tmp_path / "absent.h5")
+    write_shard(path, random_windows(1, seed=0), split="train", index=0, num_shards=1)
+    with pytest.raises(FormatError, match="protperf-shard"):
+        read_ngrams(path)
