@@ -1,0 +1,32 @@
+"""Which token may see which: `documents`, one int32 number a token, serves padding and packing alike.
+
+Axis letters: `B` batch, `L` length in tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from protperf.vocab import PADDING_DOCUMENT
+
+
+def allowed_pairs(documents: Tensor, *, causal: bool) -> Tensor:
+    """Return which query (row) may see which key (column), bool `(B, 1, L, L)`.
+
+    Args:
+        documents: int32 `(B, L)`; equal numbers see each other, `PADDING_DOCUMENT` sees nobody.
+        causal: whether a token sees only itself and what stands before it.
+    """
+    pairs = (documents.unsqueeze(-1) == documents.unsqueeze(-2)) & documents.ne(PADDING_DOCUMENT).unsqueeze(
+        -1
+    )
+    return (pairs.tril() if causal else pairs).unsqueeze(1)
+
+
+def positions_in_documents(documents: Tensor) -> Tensor:
+    """Return each token's place in its document, from 0, int64 `(B, L)`."""
+    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return index - torch.where(starts, index, 0).cummax(1).values

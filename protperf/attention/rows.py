@@ -1,0 +1,94 @@
+"""Single rows of the attention matrix of a feature map, in log space: exact, whatever the size of the features.
+
+Quadratic work, so for chosen rows only: attention maps, and the few rows whose denominator underflows in the linear
+form.
+
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` features, `R` chosen rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from protperf.attention.documents import allowed_pairs
+
+if TYPE_CHECKING:
+    from protperf.attention.linear import CausalState
+
+_BLOCK = 8
+
+
+def feature_attention_rows(
+    log_q: Tensor, log_k: Tensor, documents: Tensor, rows: Tensor, *, causal: bool
+) -> Tensor:
+    """Return chosen rows of phi(q) phi(k)^T, each divided by its sum: `(B, H, R, L)`.
+
+    Args:
+        log_q: `(B, H, L, M)` log-features of the queries.
+        log_k: `(B, H, L, M)` log-features of the keys.
+        documents: int32 `(B, L)`.
+        rows: int64 `(R,)` places of the queries.
+        causal: the direction.
+    """
+    logits = torch.cat([_log_weights(log_q[:, :, block], log_k) for block in rows.split(_BLOCK)], dim=2)
+    allowed = allowed_pairs(documents, causal=causal)[:, :, rows]
+    weights = logits.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+def replace_rows(
+    out: Tensor,
+    low: Tensor,
+    log_q: Tensor,
+    log_k: Tensor,
+    v: Tensor,
+    documents: Tensor,
+    state: CausalState,
+) -> Tensor:
+    """Return causal attention's `out (B, H, L, K)` with the rows marked in `low (B, H, L)` computed in log space.
+
+    Rows go in blocks of one size, so that which other rows are marked changes no bit of a row.
+    """
+    places, results = [], []
+    for b, h in low.any(-1).nonzero().tolist():
+        rows = low[b, h].nonzero().squeeze(-1)
+        for block in rows.split(_BLOCK):
+            full = torch.cat((block, block[-1:].expand(_BLOCK - len(block))))
+            logits, values = _causal_logits(full, log_q[b, h], log_k[b, h], v[b, h], documents[b])
+            logits, values = _append_state(logits, values, log_q[b, h, full], documents[b, full], state, b, h)
+            results.append((logits.softmax(-1) @ values)[: len(block)])
+            places.append((torch.full_like(block, b), torch.full_like(block, h), block))
+    index = tuple(torch.cat(axis) for axis in zip(*places, strict=True))
+    return out.index_put(index, torch.cat(results))
+
+
+def _causal_logits(
+    rows: Tensor, log_q: Tensor, log_k: Tensor, v: Tensor, documents: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the logits `(R, L)` of one head's rows and its values `(L, K)`."""
+    past = torch.arange(len(documents), device=rows.device) <= rows.unsqueeze(-1)
+    allowed = past & (documents == documents[rows].unsqueeze(-1))
+    logits = _log_weights(log_q[rows], log_k)
+    return logits.masked_fill(~allowed, -torch.inf), v.to(logits.dtype)
+
+
+def _append_state(
+    logits: Tensor, values: Tensor, log_q: Tensor, documents: Tensor, state: CausalState, b: int, h: int
+) -> tuple[Tensor, Tensor]:
+    """Append the state as M more keys: one a feature, with that feature's sum as weight and mean value as value."""
+    sums, peak = state.sums[b, h], state.peak[b, h]
+    counted = sums[:, -1] > 0
+    if not counted.any():
+        return logits, values
+    weight = log_q[:, counted] + sums[counted, -1].log() + peak
+    weight = weight.masked_fill((documents != state.document[b]).unsqueeze(-1), -torch.inf)
+    mean = sums[counted, :-1] / sums[counted, -1:]
+    return torch.cat((logits, weight), dim=-1), torch.cat((values, mean))
+
+
+def _log_weights(log_q: Tensor, log_k: Tensor) -> Tensor:
+    """Return log(phi(q).phi(k)): `(..., R, M)` and `(..., L, M)` give `(..., R, L)`."""
+    return torch.logsumexp(log_q.unsqueeze(-2) + log_k.unsqueeze(-3), dim=-1)
