@@ -1,0 +1,7 @@
+"""`python -m protperf` is the command `protperf`."""
+
+import sys
+
+from protperf.cli import main
+
+sys.exit(main())

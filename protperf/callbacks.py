@@ -1,0 +1,152 @@
+"""What happens around training steps: seeds, redraws, reports. One callback each."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch.optim import Optimizer
+
+from protperf.batches import Batch
+from protperf.metrics import TokenMetrics
+from protperf.model import ProteinModel
+
+log = logging.getLogger("protperf")
+
+
+class StepSeeds(Callback):
+    """Seeds torch before each batch from (seed, position, rank): dropout is a function of the step, not of history.
+
+    Args:
+        position: returns the number of windows that all ranks have trained on.
+        seed: of the run.
+    """
+
+    def __init__(self, position: Callable[[], int], *, seed: int) -> None:
+        self._position = position
+        self._seed = seed
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Seed this rank's generators."""
+        text = f"step {self._seed} {self._position()} {trainer.global_rank}"
+        torch.manual_seed(
+            int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+        )
+
+
+class Redraw(Callback):
+    """Draws the model's projections anew every `every` optimizer steps, between steps; the same on every rank."""
+
+    def __init__(self, model: ProteinModel, *, every: int) -> None:
+        self._model = model
+        self._every = every
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        """Redraw if an interval is full: never inside an accumulation window, where the step stands still."""
+        if self._every:
+            self._model.redraw_projections(trainer.global_step // self._every)
+
+
+class Report(Callback):
+    """Sends metrics to all loggers, and a line to the log, at whole logging intervals and validations.
+
+    Args:
+        train_metrics: what training steps add to; reset after each interval.
+        valid_results: what the latest validation gave, by name.
+        every: optimizer steps in an interval.
+    """
+
+    def __init__(
+        self, train_metrics: TokenMetrics, valid_results: Mapping[str, float], *, every: int
+    ) -> None:
+        self._train_metrics = train_metrics
+        self._valid_results = valid_results
+        self._every = every
+        self._gradient_norm = math.nan
+        self._last_step = 0
+        self._tokens = 0
+        self._seconds = 0.0
+        self._since = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._last_step = trainer.global_step
+        self._since = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        """Report if an interval is full."""
+        self._tokens += batch.inputs.numel() * trainer.world_size
+        step = trainer.global_step
+        if step == self._last_step or step % self._every:
+            return
+        self._last_step = step
+        self._stop_clock()
+        values = {f"train/{name}": value for name, value in self._train_metrics.compute().items()}
+        self._train_metrics.reset()
+        if not math.isfinite(values["train/loss"]):
+            raise ValueError(
+                f"the loss is {values['train/loss']} at step {step}: lower optim.learning_rate or raise "
+                "optim.warmup_steps, and start again from the last checkpoint or under another name"
+            )
+        values |= {
+            "train/gradient_norm": self._gradient_norm,
+            "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/tokens_per_second": self._tokens / self._seconds,
+            "train/peak_memory_gib": peak_memory_gib(pl_module.device),
+        }
+        self._tokens, self._seconds = 0, 0.0
+        log_values(trainer, values)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Measure the gradient's norm, before it is clipped, at the step that ends an interval."""
+        if (trainer.global_step + 1) % self._every == 0:
+            gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+            self._gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the clock: validation is no training time."""
+        self._stop_clock()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report each validation set."""
+        log_values(trainer, self._valid_results)
+        self._since = time.perf_counter()
+
+    def _stop_clock(self) -> None:
+        now = time.perf_counter()
+        self._seconds += now - self._since
+        self._since = now
+
+
+def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
+    """Send values to every logger and, on the first rank, as one line to the log."""
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(values), step=trainer.global_step)
+    if trainer.is_global_zero:
+        shown = "  ".join(f"{name} {value:,.4g}" for name, value in values.items())
+        log.info("step %s/%s  %s", f"{trainer.global_step:,}", f"{trainer.max_steps:,}", shown)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the most memory held so far, in GiB: of the GPU if there is one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    per_unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * per_unit / 2**30

@@ -1,0 +1,235 @@
+"""Checkpoints: plain dicts that open with `torch.load(weights_only=True)` and rebuild their model without Hydra."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+
+from protperf import __version__
+from protperf.config import ModelConfig, ObjectiveConfig, to_dict
+from protperf.formats import FormatError
+from protperf.model import ProteinModel
+from protperf.vocab import VOCABULARY, check_fingerprint
+
+FORMAT_VERSION = 1
+BEST_NAME = "best.ckpt"
+
+_KEY = "protperf"
+_MODEL_PREFIX = "model."
+_STEP_NAME = re.compile(r"step=(\d+)\.ckpt")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model out of a checkpoint.
+
+    Attributes:
+        model: in evaluation mode, on the CPU.
+        objective: what it was trained to answer.
+        attend_across_documents: whether packed proteins saw each other in training.
+        path: the checkpoint file.
+        step: optimizer steps it was trained for.
+        dataset_digest: hash of the dataset it was trained on.
+    """
+
+    model: ProteinModel
+    objective: ObjectiveConfig
+    attend_across_documents: bool
+    path: Path
+    step: int
+    dataset_digest: str
+
+
+def describe(
+    config: ModelConfig, objective: ObjectiveConfig, *, attend_across_documents: bool, dataset_digest: str
+) -> dict[str, Any]:
+    """Return what a checkpoint says of its model besides the weights: plain values only."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "protperf_version": __version__,
+        "model": to_dict(config),
+        "objective": to_dict(objective),
+        "attend_across_documents": attend_across_documents,
+        "dataset_digest": dataset_digest,
+        "vocabulary": list(VOCABULARY.tokens),
+        "fingerprint": VOCABULARY.fingerprint,
+    }
+
+
+def step_name(step: int) -> str:
+    """Return the file name of the checkpoint after `step` optimizer steps.
+
+    >>> step_name(200)
+    'step=00000200.ckpt'
+    """
+    return f"step={step:08d}.ckpt"
+
+
+def step_checkpoints(checkpoint_dir: Path) -> list[Path]:
+    """Return the checkpoints of a folder by step, the latest last."""
+    found = [path for path in checkpoint_dir.glob("step=*.ckpt") if _STEP_NAME.fullmatch(path.name)]
+    return sorted(found, key=_step_of)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the checkpoint file meant by `path`: itself, or a run folder's best (else latest) one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder; give a .ckpt file or the folder of a run")
+    for folder in (path, path / "checkpoints"):
+        candidates = [*step_checkpoints(folder)[-1:], folder / BEST_NAME]
+        existing = [candidate for candidate in candidates if candidate.is_file()]
+        if existing:
+            return existing[-1]
+    raise ValueError(
+        f"{path}: holds no checkpoint ({BEST_NAME} or step=N.ckpt); did the run reach its first one?"
+    )
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the dict of a checkpoint; nothing in it can run code.
+
+    Raises:
+        FormatError: damaged, or not one of ours.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FormatError(f"{path}: not a whole checkpoint ({reason}); use another one") from error
+    if not isinstance(content, dict) or _KEY not in content:
+        raise FormatError(f"{path}: no protperf checkpoint (it lacks the entry {_KEY!r})")
+    version = content[_KEY]["format_version"]
+    if version > FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: checkpoint format {version}, this protperf reads up to {FORMAT_VERSION}: update protperf"
+        )
+    check_fingerprint(content[_KEY]["fingerprint"], str(path))
+    return content
+
+
+def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
+    """Rebuild a trained model from a checkpoint file or a run folder.
+
+    Args:
+        path: see `find_checkpoint`.
+        projections: see `ProteinModel.load_weights`.
+
+    Raises:
+        ValueError: no checkpoint there, or weights that do not fit.
+        FormatError: a damaged or foreign file, or another vocabulary.
+    """
+    file = find_checkpoint(Path(path))
+    content = read_checkpoint(file)
+    about = content[_KEY]
+    objective = ObjectiveConfig(**about["objective"])
+    model = ProteinModel(ModelConfig(**about["model"]), causal=objective.kind == "causal")
+    weights = {
+        name.removeprefix(_MODEL_PREFIX): value
+        for name, value in content["state_dict"].items()
+        if name.startswith(_MODEL_PREFIX)
+    }
+    model.load_weights(weights, place=str(file), projections=projections)
+    return TrainedModel(
+        model.eval(),
+        objective,
+        about["attend_across_documents"],
+        file,
+        content["global_step"],
+        about["dataset_digest"],
+    )
+
+
+class Checkpoints(Callback):
+    """Writes `step=N.ckpt` every so many optimizer steps and `best.ckpt` after each better validation.
+
+    A file gets its name when it is complete. Stands last among the callbacks, so that it saves their new states.
+
+    Args:
+        folder: where checkpoints go.
+        every: optimizer steps between two.
+        keep: how many of the latest stay.
+        description: from `describe`.
+        results: what the latest validation gave, by name.
+        monitor: the name of the result that is best when lowest.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every: int,
+        keep: int,
+        description: dict[str, Any],
+        results: Mapping[str, float],
+        monitor: str,
+    ) -> None:
+        self._folder = folder
+        self._every = every
+        self._keep = keep
+        self._description = description
+        self._results = results
+        self._monitor = monitor
+        self._best = math.inf
+        self._last_step = -1
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save after a full interval and after the last step."""
+        step = trainer.global_step
+        if step == self._last_step or (step % self._every and step != trainer.max_steps):
+            return
+        self._last_step = step
+        self._save(trainer, self._folder / step_name(step))
+        if trainer.is_global_zero:
+            for old in step_checkpoints(self._folder)[: -self._keep]:
+                old.unlink()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save if validation went better than ever."""
+        loss = self._results[self._monitor]
+        if loss < self._best:
+            self._best = loss
+            self._save(trainer, self._folder / BEST_NAME)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Say in the checkpoint what model it holds."""
+        checkpoint[_KEY] = self._description
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best loss so far."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the best loss so far."""
+        self._best = state_dict["best"]
+
+    def _save(self, trainer: pl.Trainer, path: Path) -> None:
+        partial = path.with_name(path.name + ".partial")
+        trainer.save_checkpoint(partial)
+        if trainer.is_global_zero:
+            os.replace(partial, path)
+
+
+def _step_of(path: Path) -> int:
+    match = _STEP_NAME.fullmatch(path.name)
+    assert match
+    return int(match[1])

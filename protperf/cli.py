@@ -1,0 +1,66 @@
+"""The front door: a table of commands, and one line instead of a traceback when the input is at fault.
+
+A command runs as `__main__`, so that Lightning can start the other ranks of a distributed run by running it again.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+COMMANDS = {
+    "prepare": ("data_prep.prepare", "UniProt FASTA -> shards of concatenated windows"),
+    "train": ("protperf.train", "train a masked or causal protein language model (Hydra)"),
+    "evaluate": ("protperf.evaluate", "perplexity and accuracy beside the n-gram floors"),
+    "embed": ("protperf.embed", "embeddings of proteins of any length"),
+    "plot": ("protperf.plot", "training curves; a map of embeddings"),
+}
+"""Command -> module that runs it, and what it does. Modules are named, not imported: `--help` stays fast."""
+
+USAGE_ERROR = 2
+
+
+def main() -> int:
+    """Run the command named by the first argument; return the exit status."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else USAGE_ERROR
+    if arguments[0] == "--version":
+        from protperf import __version__
+
+        print(__version__)
+        return 0
+    command = arguments[0]
+    if command not in COMMANDS:
+        print(f"protperf: no command {command!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        return USAGE_ERROR
+    sys.argv = [f"protperf {command}", *arguments[1:]]
+    if debug:
+        os.environ["PROTPERF_DEBUG"] = "1"
+    try:
+        runpy.run_module(COMMANDS[command][0], run_name="__main__", alter_sys=True)
+    except (ValueError, OSError) as error:
+        if debug:
+            raise
+        print(f"protperf {command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"protperf {command}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def usage() -> str:
+    """Return the text of `protperf --help`."""
+    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    head = "usage: protperf COMMAND ...\n\nProtein language models on long sequences.\n\ncommands:"
+    tail = "`protperf COMMAND --help` tells more; `--debug` shows a traceback instead of one line."
+    return "\n".join([head, *lines, "", tail])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

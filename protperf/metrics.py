@@ -1,0 +1,97 @@
+"""Perplexity and accuracy as sums over tokens and ranks, and the n-gram floors they are read against.
+
+Axis letters: `L` length in tokens, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from protperf.vocab import VOCABULARY
+
+
+class TokenMetrics(Metric):
+    """Loss, perplexity and accuracy over all asked tokens of all batches and ranks."""
+
+    full_state_update = False
+    nll: Tensor
+    asked: Tensor
+    correct: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("nll", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("asked", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("correct", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, nll: Tensor, asked: Tensor, correct: Tensor) -> None:
+        """Add the sums of one batch (see `objectives.TokenSums`)."""
+        self.nll += nll.detach().double()
+        self.asked += asked
+        self.correct += correct
+
+    def compute(self) -> dict[str, float]:
+        """Return loss in nats per asked token, its exponential, and the share of tokens got right."""
+        return summarise(float(self.nll), int(self.asked), int(self.correct))
+
+
+def summarise(nll: float, asked: int, correct: int) -> dict[str, float]:
+    """Turn sums over asked tokens into loss (nats per token), perplexity and accuracy; NaN if none was asked."""
+    if asked == 0:
+        return {"loss": math.nan, "perplexity": math.nan, "accuracy": math.nan}
+    loss = nll / asked
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": correct / asked}
+
+
+class NgramFloor:
+    """What counting gets: each residue predicted from the residues before it, in the training split alone.
+
+    Witten-Bell interpolation (Witten & Bell 1991; Chen & Goodman 1999, Eq. 18) down to add-one unigrams over the
+    residue tokens, which are the only ones that evaluation asks. Order 1 is the unigram floor.
+
+    Args:
+        counts: for each order n from 1, the counts of n-grams inside proteins, `<bos>` included, int64 `(V,) * n`.
+    """
+
+    def __init__(self, counts: Sequence[np.ndarray]) -> None:
+        num_residues = VOCABULARY.num_residues
+        unigrams = counts[0][:num_residues] + 1.0
+        self._log_probabilities = [np.log(unigrams / unigrams.sum())]
+        lower = unigrams / unigrams.sum()
+        for table in counts[1:]:
+            table = table[..., :num_residues].astype(np.float64)
+            seen = table.sum(-1, keepdims=True)
+            kinds = (table > 0).sum(-1, keepdims=True)
+            with np.errstate(invalid="ignore"):
+                mixed = (table + kinds * lower) / (seen + kinds)
+            lower = np.where(seen > 0, mixed, np.broadcast_to(lower, table.shape))
+            self._log_probabilities.append(np.log(lower))
+
+    def sums(self, tokens: np.ndarray, asked: np.ndarray, *, order: int) -> tuple[float, int, int]:
+        """Return summed loss in nats, number of asked residues and number got right.
+
+        The context is what truly stands before a residue inside its protein and the window: fewer than
+        `order - 1` tokens there mean a lower order.
+
+        Args:
+            tokens: one window, uint8 `(L,)`.
+            asked: places of asked residues, int64.
+            order: 1 (unigram) to the number of tables.
+        """
+        begins = np.maximum.accumulate(np.where(tokens == VOCABULARY.bos, np.arange(len(tokens)), 0))
+        context = np.minimum(asked - begins[asked], order - 1)
+        nll, correct = 0.0, 0
+        for size in np.unique(context):
+            places = asked[context == size]
+            before = tuple(tokens[places - back] for back in range(size, 0, -1))
+            scores = self._log_probabilities[size][before]
+            scores = np.broadcast_to(scores, (len(places), VOCABULARY.num_residues))
+            nll -= scores[np.arange(len(places)), tokens[places]].sum()
+            correct += int((scores.argmax(-1) == tokens[places]).sum())
+        return float(nll), len(asked), correct

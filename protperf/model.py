@@ -1,0 +1,239 @@
+"""The model: a pre-norm Transformer whose attention is chosen by name. Read it from top to bottom.
+
+Axis letters: `B` batch, `L` length in tokens, `D` model width, `H` heads, `K` head width, `M` random features,
+`V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, silu
+from torch.utils.checkpoint import checkpoint
+
+from protperf.attention import attend, draw_projection, positions_in_documents, projection_generator
+from protperf.config import ModelConfig
+from protperf.vocab import VOCABULARY
+
+INIT_STD = 0.02
+ROPE_BASE = 10_000.0
+
+
+class ProteinModel(nn.Module):
+    """Tokens in, hidden states out; `logits` turns hidden states into scores of the next or the masked token.
+
+    Args:
+        config: shape and parts.
+        causal: whether a token sees only what stands before it; the objective decides that.
+    """
+
+    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.causal = causal
+        self.embedding = nn.Embedding(len(VOCABULARY), config.model_dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, causal=causal) for _ in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.model_dim)
+        self.register_buffer("redraws", torch.zeros((), dtype=torch.int64))
+        self._draw_projections(0)
+        self._initialise()
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Return the hidden states after the final norm, `(B, L, D)`.
+
+        Args:
+            tokens: ids, any integer type, `(B, L)`.
+            documents: int32 `(B, L)`; tokens with equal numbers (one contiguous run) see each other and positions
+                restart in each run; -1 is padding. `None`: one document a row.
+        """
+        x = self.embedding(tokens.long())
+        places = self._positions(tokens, documents)
+        if self.config.positions == "absolute":
+            x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
+        rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
+        x = self.dropout(x)
+        for block in self.blocks:
+            if self.config.activation_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, documents, rotation, use_reentrant=False)
+            else:
+                x = block(x, documents, rotation)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the scores of all tokens, `(..., V)` for `(..., D)`; the head is the embedding's matrix."""
+        return linear(hidden, self.embedding.weight)
+
+    @property
+    def head_dim(self) -> int:
+        """Width K of one head."""
+        return self.config.model_dim // self.config.num_heads
+
+    def redraw_projections(self, redraw: int) -> None:
+        """Replace every layer's projection by number `redraw` of its series (0 is the first).
+
+        Call it between optimizer steps: never inside a forward pass, never in evaluation.
+        """
+        if self.redraws.item() != redraw:  # type: ignore[operator]
+            self._draw_projections(redraw)
+
+    def load_weights(self, weights: dict[str, Tensor], *, place: str, projections: str = "load") -> None:
+        """Load a state dict, all of it.
+
+        Args:
+            weights: what `state_dict` gave.
+            place: the file's name, for messages.
+            projections: `load` takes the stored projections; `draw` keeps this model's own, for weights that were
+                trained with another number of features.
+
+        Raises:
+            ValueError: a key is missing, unknown or of another shape; the message names it.
+        """
+        own = self.state_dict()
+        if projections == "draw":
+            drawn = {name: own[name] for name in own if _is_projection(name)}
+            weights = {name: value for name, value in weights.items() if not _is_projection(name)} | drawn
+        for name in sorted(own.keys() | weights.keys()):
+            if name not in own or name not in weights:
+                where = "the model" if name in weights else "the file"
+                raise ValueError(f"{place}: {name} is not in {where}; was it saved by another model?")
+            if own[name].shape != weights[name].shape:
+                remedy = "; projections='draw' draws new ones" if _is_projection(name) else ""
+                raise ValueError(
+                    f"{place}: {name} is {tuple(weights[name].shape)}, this model has {tuple(own[name].shape)}{remedy}"
+                )
+        self.load_state_dict(weights)
+
+    def _positions(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
+        if documents is None:
+            return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
+        return positions_in_documents(documents)
+
+    def _draw_projections(self, redraw: int) -> None:
+        if self.config.attention == "softmax":
+            return
+        for layer, block in enumerate(self.blocks):
+            generator = projection_generator(self.config.projection_seed, layer=layer, redraw=redraw)
+            drawn = draw_projection(
+                self.config.num_features, self.head_dim, kind=self.config.projection, generator=generator
+            )
+            block.attention.projection.copy_(drawn)  # type: ignore[union-attr, operator]
+        self.redraws.fill_(redraw)  # type: ignore[operator]
+
+    def _initialise(self) -> None:
+        """Draw weights from N(0, 0.02^2); what ends in a residual sum is narrower by sqrt(2 layers)."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                narrower = (2 * self.config.num_layers) ** 0.5 if name.endswith("out.weight") else 1.0
+                nn.init.normal_(parameter, std=INIT_STD / narrower)
+
+
+class Block(nn.Module):
+    """One layer: attention, then feed-forward, each on normed input and added to the residual."""
+
+    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.model_dim)
+        self.attention = SelfAttention(config, causal=causal)
+        self.feedforward_norm = nn.LayerNorm(config.model_dim)
+        self.feedforward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, documents: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return `(B, L, D)`."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), documents, rotation))
+        return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention; its random projection is a float32 buffer and stays one."""
+
+    projection: Tensor
+
+    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
+        super().__init__()
+        self.kind = config.attention
+        self.causal = causal
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.model_dim, 3 * config.model_dim, bias=False)
+        self.out = nn.Linear(config.model_dim, config.model_dim, bias=False)
+        if config.attention != "softmax":
+            shape = (config.num_features, config.model_dim // config.num_heads)
+            self.register_buffer("projection", torch.empty(shape, dtype=torch.float32))
+
+    def forward(self, x: Tensor, documents: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return `(B, L, D)`."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, K)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, L, K)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        projection = None if self.kind == "softmax" else self.projection
+        out = attend(q, k, v, documents, kind=self.kind, causal=self.causal, projection=projection)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move the projection with the module, but never change its type (`.half()`, `.to(bfloat16)`)."""
+        exact = self._buffers.get("projection")
+        super()._apply(fn, recurse)
+        if exact is not None and self.projection.dtype != torch.float32:
+            self.projection = exact.to(self.projection.device)
+        return self
+
+
+class FeedForward(nn.Module):
+    """Two matrices and a nonlinearity between them; `swiglu` gates it with a third."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gated = config.feedforward == "swiglu"
+        inner = config.feedforward_dim
+        self.into = nn.Linear(config.model_dim, 2 * inner if self.gated else inner, bias=False)
+        self.out = nn.Linear(inner, config.model_dim, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `(B, L, D)`."""
+        x = self.into(x)
+        if self.gated:
+            x, gate = x.chunk(2, dim=-1)
+            return self.out(self.dropout(x * silu(gate)))
+        return self.out(self.dropout(gelu(x)))
+
+
+def rotations(places: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of the rotary angles, float32 `(B, 1, L, K / 2)` each.
+
+    Source: Su et al. 2021, RoFormer, arXiv:2104.09864, Eq. 15; here feature i turns with feature i + K / 2.
+
+    Args:
+        places: position of each token in its document, int64 `(B, L)`.
+        head_dim: K, even.
+    """
+    frequencies = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=places.device) / head_dim)
+    angles = places.unsqueeze(-1) * frequencies
+    return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn queries or keys `(B, H, L, K)` by their position; norms stay, so feature maps keep their variance."""
+    cosine, sine = rotation
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned.to(x.dtype)
+
+
+def sinusoids(places: Tensor, model_dim: int) -> Tensor:
+    """Return sinusoidal position embeddings, float32 `(B, L, D)`, for any length.
+
+    Source: Vaswani et al. 2017, section 3.5, arXiv:1706.03762.
+    """
+    even = torch.arange(0, model_dim, 2, device=places.device)
+    angles = places.unsqueeze(-1) * ROPE_BASE ** (-even / model_dim)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :model_dim]
+
+
+def _is_projection(name: str) -> bool:
+    return name.endswith(".projection") or name == "redraws"

@@ -1,0 +1,110 @@
+"""What the model is asked: masked residues or the next token; and the loss, which is the same for both.
+
+Axis letters: `B` batch, `L` length in tokens, `D` model width, `V` vocabulary, `W` window length in tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from protperf.config import ObjectiveConfig
+from protperf.vocab import VOCABULARY
+
+NOT_ASKED = 255
+"""The target of a position that is not asked."""
+
+EVALUATION_EPOCH = 2**23 - 1
+"""The epoch number under which evaluation draws its masks, the same at each validation."""
+
+
+class TokenSums(NamedTuple):
+    """Sums over asked tokens, each a scalar tensor: they add up over batches and ranks.
+
+    Attributes:
+        nll: negative log-likelihood in nats, float32.
+        asked: number of asked tokens, int64.
+        correct: number of them whose best-scored token is the right one, int64.
+    """
+
+    nll: Tensor
+    asked: Tensor
+    correct: Tensor
+
+
+def question_generator(seed: int, *, epoch: int, window: int) -> np.random.Generator:
+    """Return the random generator of one window in one epoch: no worker or rank has a state to save."""
+    return np.random.Generator(np.random.Philox(key=[seed, (epoch << 40) | window]))
+
+
+def ask(
+    tokens: np.ndarray, config: ObjectiveConfig, generator: np.random.Generator, *, evaluation: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Make the question for one window.
+
+    Masked: each residue is asked with chance `mask_fraction`. In training the asked ones are shown as `<mask>`, as
+    a random standard amino acid or as they are; in evaluation all are shown as `<mask>`, so that a unigram model
+    is the right floor. Causal: each token but the last of its protein is shown, the next one is asked; evaluation
+    asks residues only.
+
+    Args:
+        tokens: the window, uint8 `(W,)`.
+        config: the objective.
+        generator: from `question_generator`.
+        evaluation: whether the answer is compared with floors.
+
+    Returns:
+        shown inputs and targets (`NOT_ASKED` elsewhere), uint8 `(W,)` each.
+    """
+    if config.kind == "masked":
+        return _ask_masked(tokens, config, generator, evaluation=evaluation)
+    return _ask_causal(tokens, evaluation=evaluation)
+
+
+def _ask_masked(
+    tokens: np.ndarray, config: ObjectiveConfig, generator: np.random.Generator, *, evaluation: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    draws = generator.random((2, len(tokens)), dtype=np.float32)
+    random_residues = generator.integers(VOCABULARY.num_standard, size=len(tokens), dtype=np.uint8)
+    asked = (draws[0] < config.mask_fraction) & (tokens < VOCABULARY.num_residues)
+    targets = np.where(asked, tokens, np.uint8(NOT_ASKED))
+    hidden = asked if evaluation else asked & (draws[1] < config.shown_as_mask)
+    replaced = asked & ~hidden & (draws[1] < config.shown_as_mask + config.shown_as_random)
+    inputs = np.where(hidden, np.uint8(VOCABULARY.mask), tokens)
+    if not evaluation:
+        inputs = np.where(replaced, random_residues, inputs)
+    return inputs, targets
+
+
+def _ask_causal(tokens: np.ndarray, *, evaluation: bool) -> tuple[np.ndarray, np.ndarray]:
+    following = np.append(tokens[1:], np.uint8(VOCABULARY.pad))
+    asked = following < VOCABULARY.num_residues
+    if not evaluation:
+        asked |= following == VOCABULARY.eos
+    return tokens, np.where(asked, following, np.uint8(NOT_ASKED))
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each target in nats, float32 `(N,)`.
+
+    Args:
+        logits: scores at the asked positions, `(N, V)`.
+        targets: right tokens, int64 `(N,)`.
+    """
+    return cross_entropy(logits.float(), targets, reduction="none")
+
+
+def token_sums(logits: Tensor, targets: Tensor) -> TokenSums:
+    """Sum loss and hits over asked tokens.
+
+    Args:
+        logits: scores at the asked positions, `(N, V)`.
+        targets: right tokens, int64 `(N,)`.
+    """
+    correct = (logits.argmax(-1) == targets).sum()
+    asked = torch.tensor(len(targets), device=targets.device)
+    return TokenSums(token_losses(logits, targets).sum(), asked, correct)

@@ -1,0 +1,244 @@
+"""`protperf train`: build what the configuration says, go on from the last checkpoint if there is one, train."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import warnings
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+import pytorch_lightning as pl
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pytorch_lightning.strategies import DDPStrategy, Strategy
+
+from protperf.callbacks import Redraw, Report, StepSeeds
+from protperf.checkpoint import Checkpoints, describe, step_checkpoints
+from protperf.config import (
+    DataConfig,
+    LoggerConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    TrainerConfig,
+    from_section,
+    to_dict,
+)
+from protperf.data import WindowData
+from protperf.loggers import build_loggers
+from protperf.task import LanguageModelTask
+
+log = logging.getLogger("protperf")
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "objective": ObjectiveConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "trainer": TrainerConfig,
+    "logger": LoggerConfig,
+}
+"""Section of the configuration -> the dataclass that types and checks it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole configuration, typed and checked."""
+
+    model: ModelConfig
+    objective: ObjectiveConfig
+    data: DataConfig
+    optim: OptimConfig
+    trainer: TrainerConfig
+    logger: LoggerConfig
+    name: str
+    run_dir: Path
+    resume: bool
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where the run's checkpoints lie."""
+        return self.run_dir / "checkpoints"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that one training run is made of."""
+
+    task: LanguageModelTask
+    data: WindowData
+    trainer: pl.Trainer
+    checkpoint: Path | None
+
+
+def main() -> None:
+    """Run Hydra on the command line; errors leave as `ValueError` with one line."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then passes exceptions on instead of printing them
+    try:
+        train()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(explain(error)) from error
+
+
+@hydra.main(version_base="1.3", config_path="pkg://protperf.conf", config_name="train")
+def train(config: DictConfig) -> None:
+    """Train one model; a user's mistake ends the process with one line (Hydra would add its own to an exception)."""
+    try:
+        run = build_run(read_settings(config))
+        parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
+        log.info("%s parameters; %s", f"{parameters:,}", _describe_start(run))
+        run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
+    except (ValueError, OSError) as error:
+        if os.environ.get("PROTPERF_DEBUG"):
+            raise
+        raise SystemExit(f"protperf train: {error}") from error
+    if run.trainer.is_global_zero:
+        print(config.run_dir)
+
+
+def read_settings(config: DictConfig) -> Settings:
+    """Type and check a composed configuration.
+
+    Raises:
+        ValueError: a value is missing or not allowed.
+    """
+    missing = OmegaConf.missing_keys(config)
+    if missing:
+        key = min(missing)
+        raise ValueError(f"{key} is not set; give {key}=VALUE")
+    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    sections: dict[str, Any] = {
+        name: from_section(config_class, values[name]) for name, config_class in SECTIONS.items()
+    }
+    return Settings(
+        **sections, name=str(values["name"]), run_dir=Path(values["run_dir"]), resume=values["resume"]
+    )
+
+
+def build_run(settings: Settings) -> Run:
+    """Build the task, the data and the trainer that the settings describe.
+
+    Raises:
+        ValueError: the data do not fit, or the run folder holds a run that should not go on.
+    """
+    checkpoint = _find_start(settings.checkpoint_dir, resume=settings.resume)
+    seed = settings.trainer.seed
+    pl.seed_everything(seed, verbose=False)
+    data = WindowData(settings.data, settings.objective, seed=seed)
+    task = LanguageModelTask(
+        settings.model,
+        settings.objective,
+        settings.optim,
+        attend_across_documents=settings.data.attend_across_documents,
+        valid_sets=settings.data.valid_sets,
+    )
+    return Run(task, data, build_trainer(settings, task, data), checkpoint)
+
+
+def build_callbacks(settings: Settings, task: LanguageModelTask, data: WindowData) -> list[pl.Callback]:
+    """Return the callbacks in their order: what changes state before what saves it."""
+    trainer = settings.trainer
+    description = describe(
+        settings.model,
+        settings.objective,
+        attend_across_documents=settings.data.attend_across_documents,
+        dataset_digest=data.digest,
+    )
+    return [
+        Redraw(task.model, every=trainer.redraw_every),
+        StepSeeds(data.position.start, seed=trainer.seed),
+        data.position,
+        Report(task.train_metrics, task.valid_results, every=trainer.log_every),
+        Checkpoints(
+            settings.checkpoint_dir,
+            every=trainer.checkpoint_every,
+            keep=trainer.keep_checkpoints,
+            description=description,
+            results=task.valid_results,
+            monitor=f"{settings.data.valid_sets[0]}/loss",
+        ),
+    ]
+
+
+def build_trainer(settings: Settings, task: LanguageModelTask, data: WindowData) -> pl.Trainer:
+    """Return a Lightning trainer that leaves position, checkpoints and reports to our callbacks.
+
+    One endless epoch (`max_epochs=-1` over a loader without length), so that no epoch boundary can lose a step.
+    """
+    _quieten_lightning()
+    config = settings.trainer
+    strategy: str | Strategy = config.strategy
+    if config.strategy == "ddp":
+        strategy = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+    return pl.Trainer(
+        accelerator=config.accelerator,
+        devices=config.devices,
+        num_nodes=config.num_nodes,
+        strategy=strategy,
+        precision=config.precision,  # type: ignore[arg-type]
+        max_epochs=-1,
+        max_steps=config.max_steps,
+        accumulate_grad_batches=config.accumulate_batches,
+        gradient_clip_val=config.gradient_clip or None,
+        val_check_interval=config.validate_every * config.accumulate_batches,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        callbacks=build_callbacks(settings, task, data),
+        logger=build_loggers(
+            settings.logger,
+            run_dir=settings.run_dir,
+            name=settings.name,
+            settings={name: to_dict(getattr(settings, name)) for name in SECTIONS},
+        ),
+        default_root_dir=settings.run_dir,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def explain(error: Exception) -> str:
+    """Turn an error of Hydra or OmegaConf into one line, with the nearest key where one was mistyped."""
+    text = " ".join(part.strip() for part in str(error).splitlines() if part.strip())
+    words = text.split("'")
+    if "Could not override" in text and len(words) > 1:
+        keys = [f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)]
+        near = difflib.get_close_matches(words[1], [*keys, "name", "run_dir", "resume"], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`protperf train --cfg job` lists the keys"
+        return f"no key {words[1]!r} in the configuration; {hint}"
+    return text
+
+
+def _find_start(checkpoint_dir: Path, *, resume: bool) -> Path | None:
+    """Return the checkpoint to go on from; `None` at the first start."""
+    latest = step_checkpoints(checkpoint_dir)[-1:]
+    if latest and not resume:
+        raise ValueError(
+            f"{checkpoint_dir.parent}: already holds a run; give another name, remove the folder, or resume=true"
+        )
+    return latest[0] if latest else None
+
+
+def _describe_start(run: Run) -> str:
+    if run.checkpoint is None:
+        return f"{len(run.data.train_shards):,} training windows of {run.data.window:,} tokens; first start"
+    return f"going on from {run.checkpoint}"
+
+
+def _quieten_lightning() -> None:
+    """Keep what it says of its own choices and products out of the log; warnings of substance stay."""
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
+    warnings.filterwarnings("ignore", ".*`srun` command is available.*")
+
+
+if __name__ == "__main__":
+    main()
