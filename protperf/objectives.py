@@ -5,13 +5,14 @@ Axis letters: `B` batch, `L` length in tokens, `D` model width, `V` vocabulary, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from protperf.batches import Batch, documents_of
 from protperf.config import ObjectiveConfig
 from protperf.vocab import VOCABULARY
 
@@ -20,6 +21,16 @@ NOT_ASKED = 255
 
 EVALUATION_EPOCH = 2**23 - 1
 """The epoch number under which evaluation draws its masks, the same at each validation."""
+
+
+class LanguageModel(Protocol):
+    """What an objective needs of a model."""
+
+    def __call__(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
+        """Return the hidden states of tokens `(B, L)`: `(B, L, D)`."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the scores of all tokens for hidden states: `(..., V)` for `(..., D)`."""
 
 
 class TokenSums(NamedTuple):
@@ -108,3 +119,16 @@ def token_sums(logits: Tensor, targets: Tensor) -> TokenSums:
     correct = (logits.argmax(-1) == targets).sum()
     asked = torch.tensor(len(targets), device=targets.device)
     return TokenSums(token_losses(logits, targets).sum(), asked, correct)
+
+
+def answer(model: LanguageModel, batch: Batch, *, across: bool) -> TokenSums:
+    """Let a model answer a batch and sum up; the head is computed at the asked positions only.
+
+    Args:
+        model: on the batch's device.
+        batch: `(B, L)` each.
+        across: whether proteins packed into one window see each other.
+    """
+    hidden = model(batch.inputs, documents_of(batch.inputs, across=across))
+    asked = batch.targets != NOT_ASKED
+    return token_sums(model.logits(hidden[asked]), batch.targets[asked].long())

@@ -13,11 +13,11 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from protperf.batches import Batch, documents_of
+from protperf.batches import Batch
 from protperf.config import ModelConfig, ObjectiveConfig, OptimConfig
 from protperf.metrics import TokenMetrics
 from protperf.model import ProteinModel
-from protperf.objectives import NOT_ASKED, TokenSums, token_sums
+from protperf.objectives import TokenSums, answer
 from protperf.optim import build_optimizer, learning_rate_factor
 
 
@@ -86,16 +86,3 @@ class LanguageModelTask(pl.LightningModule):
 
     def _metrics_of(self, index: int) -> TokenMetrics:
         return cast(TokenMetrics, self.valid_metrics[index])
-
-
-def answer(model: ProteinModel, batch: Batch, *, across: bool) -> TokenSums:
-    """Let the model answer a batch; the head is computed at the asked positions only.
-
-    Args:
-        model: on the batch's device.
-        batch: `(B, L)` each.
-        across: whether proteins packed into one window see each other.
-    """
-    hidden = model(batch.inputs, documents_of(batch.inputs, across=across))
-    asked = batch.targets != NOT_ASKED
-    return token_sums(model.logits(hidden[asked]), batch.targets[asked].long())

@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.strategies import DDPStrategy, Strategy
 
 from protperf.callbacks import Redraw, Report, StepSeeds
-from protperf.checkpoint import Checkpoints, describe, step_checkpoints
+from protperf.checkpoint import describe, step_checkpoints
+from protperf.checkpoint.saving import Checkpoints
 from protperf.config import (
     DataConfig,
     LoggerConfig,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import os
 import pickle
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
 
 from protperf import __version__
 from protperf.config import ModelConfig, ObjectiveConfig, to_dict
@@ -24,7 +19,8 @@ from protperf.vocab import VOCABULARY, check_fingerprint
 FORMAT_VERSION = 1
 BEST_NAME = "best.ckpt"
 
-_KEY = "protperf"
+ENTRY = "protperf"
+"""The entry of a checkpoint's dict that describes its model."""
 _MODEL_PREFIX = "model."
 _STEP_NAME = re.compile(r"step=(\d+)\.ckpt")
 
@@ -112,14 +108,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FormatError(f"{path}: not a whole checkpoint ({reason}); use another one") from error
-    if not isinstance(content, dict) or _KEY not in content:
-        raise FormatError(f"{path}: no protperf checkpoint (it lacks the entry {_KEY!r})")
-    version = content[_KEY]["format_version"]
+    if not isinstance(content, dict) or ENTRY not in content:
+        raise FormatError(f"{path}: no protperf checkpoint (it lacks the entry {ENTRY!r})")
+    version = content[ENTRY]["format_version"]
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: checkpoint format {version}, this protperf reads up to {FORMAT_VERSION}: update protperf"
         )
-    check_fingerprint(content[_KEY]["fingerprint"], str(path))
+    check_fingerprint(content[ENTRY]["fingerprint"], str(path))
     return content
 
 
@@ -136,7 +132,7 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     """
     file = find_checkpoint(Path(path))
     content = read_checkpoint(file)
-    about = content[_KEY]
+    about = content[ENTRY]
     objective = ObjectiveConfig(**about["objective"])
     model = ProteinModel(ModelConfig(**about["model"]), causal=objective.kind == "causal")
     weights = {
@@ -153,80 +149,6 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         content["global_step"],
         about["dataset_digest"],
     )
-
-
-class Checkpoints(Callback):
-    """Writes `step=N.ckpt` every so many optimizer steps and `best.ckpt` after each better validation.
-
-    A file gets its name when it is complete. Stands last among the callbacks, so that it saves their new states.
-
-    Args:
-        folder: where checkpoints go.
-        every: optimizer steps between two.
-        keep: how many of the latest stay.
-        description: from `describe`.
-        results: what the latest validation gave, by name.
-        monitor: the name of the result that is best when lowest.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        every: int,
-        keep: int,
-        description: dict[str, Any],
-        results: Mapping[str, float],
-        monitor: str,
-    ) -> None:
-        self._folder = folder
-        self._every = every
-        self._keep = keep
-        self._description = description
-        self._results = results
-        self._monitor = monitor
-        self._best = math.inf
-        self._last_step = -1
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save after a full interval and after the last step."""
-        step = trainer.global_step
-        if step == self._last_step or (step % self._every and step != trainer.max_steps):
-            return
-        self._last_step = step
-        self._save(trainer, self._folder / step_name(step))
-        if trainer.is_global_zero:
-            for old in step_checkpoints(self._folder)[: -self._keep]:
-                old.unlink()
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save if validation went better than ever."""
-        loss = self._results[self._monitor]
-        if loss < self._best:
-            self._best = loss
-            self._save(trainer, self._folder / BEST_NAME)
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Say in the checkpoint what model it holds."""
-        checkpoint[_KEY] = self._description
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best loss so far."""
-        return {"best": self._best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the best loss so far."""
-        self._best = state_dict["best"]
-
-    def _save(self, trainer: pl.Trainer, path: Path) -> None:
-        partial = path.with_name(path.name + ".partial")
-        trainer.save_checkpoint(partial)
-        if trainer.is_global_zero:
-            os.replace(partial, path)
 
 
 def _step_of(path: Path) -> int:

@@ -1,0 +1,23 @@
+"""Checkpoints: `files` reads them (without Lightning), `saving` writes them while training."""
+
+from protperf.checkpoint.files import (
+    BEST_NAME,
+    TrainedModel,
+    describe,
+    find_checkpoint,
+    load_model,
+    read_checkpoint,
+    step_checkpoints,
+    step_name,
+)
+
+__all__ = [
+    "BEST_NAME",
+    "TrainedModel",
+    "describe",
+    "find_checkpoint",
+    "load_model",
+    "read_checkpoint",
+    "step_checkpoints",
+    "step_name",
+]

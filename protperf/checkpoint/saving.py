@@ -1,0 +1,88 @@
+"""The callback that writes checkpoints."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from protperf.checkpoint.files import BEST_NAME, ENTRY, step_checkpoints, step_name
+
+
+class Checkpoints(Callback):
+    """Writes `step=N.ckpt` every so many optimizer steps and `best.ckpt` after each better validation.
+
+    A file gets its name when it is complete. Stands last among the callbacks, so that it saves their new states.
+
+    Args:
+        folder: where checkpoints go.
+        every: optimizer steps between two.
+        keep: how many of the latest stay.
+        description: from `describe`.
+        results: what the latest validation gave, by name.
+        monitor: the name of the result that is best when lowest.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every: int,
+        keep: int,
+        description: dict[str, Any],
+        results: Mapping[str, float],
+        monitor: str,
+    ) -> None:
+        self._folder = folder
+        self._every = every
+        self._keep = keep
+        self._description = description
+        self._results = results
+        self._monitor = monitor
+        self._best = math.inf
+        self._last_step = -1
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save after a full interval and after the last step."""
+        step = trainer.global_step
+        if step == self._last_step or (step % self._every and step != trainer.max_steps):
+            return
+        self._last_step = step
+        self._save(trainer, self._folder / step_name(step))
+        if trainer.is_global_zero:
+            for old in step_checkpoints(self._folder)[: -self._keep]:
+                old.unlink()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save if validation went better than ever."""
+        loss = self._results[self._monitor]
+        if loss < self._best:
+            self._best = loss
+            self._save(trainer, self._folder / BEST_NAME)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Say in the checkpoint what model it holds."""
+        checkpoint[ENTRY] = self._description
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best loss so far."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the best loss so far."""
+        self._best = state_dict["best"]
+
+    def _save(self, trainer: pl.Trainer, path: Path) -> None:
+        partial = path.with_name(path.name + ".partial")
+        trainer.save_checkpoint(partial)
+        if trainer.is_global_zero:
+            os.replace(partial, path)
