@@ -1,6 +1,7 @@
 # make demo: from real proteins to a trained model and embeddings.   make test: all that CI checks.
 PYTHON ?= python3
 VENV ?= .venv
+DEMO ?= demo
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: install
-	@PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh demo
+	@PATH="$(abspath $(BIN)):$$PATH" bash docs/demo.sh $(DEMO)
 
 test: install
 	$(BIN)/ruff format --check .

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # protperf's whole story at a size for two CPU cores: real proteins -> shards -> a trained model -> numbers -> embeddings.
 #   bash docs/demo.sh FOLDER        (`make demo` installs first and uses the folder demo)
+# DEMO_OPTIONS holds further options of `protperf train`, for example trainer.max_steps=100.
 set -euo pipefail
 folder=${1:?usage: demo.sh FOLDER}
 sample=$(python -c 'from importlib.resources import files; print(files("data_prep") / "sample/uniprot_sample.fasta.gz")')
@@ -24,7 +25,7 @@ stage "Clean, split, shuffle and pack 2,800 UniProt records into windows of 512 
     protperf prepare --sample "$folder/shards" --window 512 --valid 0.05 --test 0.05
 
 stage "Train a 4-layer Performer to fill in masked residues" \
-    protperf train experiment=demo data.path="$folder/shards" run_dir="$folder/run"
+    protperf train experiment=demo data.path="$folder/shards" run_dir="$folder/run" ${DEMO_OPTIONS:-}
 
 stage "How good is it? Held-out perplexity beside what counting residues gets" \
     protperf evaluate "$folder/run" "$folder/shards" --json "$folder/scores.json"
