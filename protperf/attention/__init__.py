@@ -15,10 +15,15 @@ from torch import Tensor
 
 from protperf.attention.documents import allowed_pairs, positions_in_documents
 from protperf.attention.features import FEATURE_MAPS
-from protperf.attention.linear import CausalState, bidirectional_attention, causal_attention
+from protperf.attention.linear import (
+    bidirectional_attention,
+    causal_attention,
+    state_after,
+)
 from protperf.attention.projection import PROJECTIONS, draw_projection, projection_generator
 from protperf.attention.rows import feature_attention_rows
 from protperf.attention.softmax import softmax_attention, softmax_attention_rows
+from protperf.attention.state import CausalState
 from protperf.vocab import PADDING_DOCUMENT
 
 __all__ = [
@@ -50,7 +55,8 @@ def attend(
 ) -> Tensor:
     """Let every token gather values from the tokens of its document that it may see.
 
-    Computed in float32 at least, whatever the input and autocast say; returned in the type of `v`.
+    Feature maps are computed in float32 at least, whatever the input and autocast say, `softmax` in the type of `v`;
+    the result has the type of `v`.
 
     Args:
         q: queries `(B, H, L, K)`.
@@ -71,7 +77,7 @@ def attend(
             return softmax_attention(q, k, v_real, documents, causal=causal)
         log_q, log_k = _log_features(q, k, kind, projection)
         if causal:
-            return causal_attention(log_q, log_k, v_real, documents)[0].to(v.dtype)
+            return causal_attention(log_q, log_k, v_real, documents).to(v.dtype)
         return bidirectional_attention(log_q, log_k, v_real, documents).to(v.dtype)
 
 
@@ -102,8 +108,8 @@ def attend_onward(
     with torch.autocast(q.device.type, enabled=False):
         q, k, v_real = _without_padding(q, k, v, documents)
         log_q, log_k = _log_features(q, k, kind, projection)
-        out, state = causal_attention(log_q, log_k, v_real, documents, state=state)
-    return out.to(v.dtype), state
+        out = causal_attention(log_q, log_k, v_real, documents, state=state)
+        return out.to(v.dtype), state_after(log_k, v_real, documents, state=state)
 
 
 def attention_rows(

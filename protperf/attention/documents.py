@@ -11,17 +11,21 @@ from torch import Tensor
 from protperf.vocab import PADDING_DOCUMENT
 
 
-def allowed_pairs(documents: Tensor, *, causal: bool) -> Tensor:
-    """Return which query (row) may see which key (column), bool `(B, 1, L, L)`.
+def allowed_pairs(documents: Tensor, *, causal: bool, rows: Tensor | None = None) -> Tensor:
+    """Return which query (row) may see which key (column), bool `(B, 1, R, L)`.
 
     Args:
         documents: int32 `(B, L)`; equal numbers see each other, `PADDING_DOCUMENT` sees nobody.
         causal: whether a token sees only itself and what stands before it.
+        rows: int64 `(R,)` places of the queries; `None` for all.
     """
-    pairs = (documents.unsqueeze(-1) == documents.unsqueeze(-2)) & documents.ne(PADDING_DOCUMENT).unsqueeze(
-        -1
-    )
-    return (pairs.tril() if causal else pairs).unsqueeze(1)
+    places = torch.arange(documents.shape[1], device=documents.device)
+    rows = places if rows is None else rows
+    queries = documents[:, rows].unsqueeze(-1)  # (B, R, 1)
+    pairs = (queries == documents.unsqueeze(-2)) & queries.ne(PADDING_DOCUMENT)
+    if causal:
+        pairs = pairs & (places <= rows.unsqueeze(-1))
+    return pairs.unsqueeze(1)
 
 
 def positions_in_documents(documents: Tensor) -> Tensor:

@@ -14,34 +14,18 @@ Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` fe
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from protperf.attention.rows import replace_rows
+from protperf.attention.state import NO_DOCUMENT, CausalState
 from protperf.vocab import PADDING_DOCUMENT
 
 CHUNK = 128
 
-_NO_DOCUMENT = -2
 _UNDERFLOW = 1e-30
 """Below this a float32 denominator may have lost terms: such rows are computed again in log space."""
-
-
-class CausalState(NamedTuple):
-    """What causal attention keeps of the tokens read so far: constant in their number.
-
-    Attributes:
-        sums: `(B, H, M, K + 1)` sum of exp(log phi(k_j) - peak) [v_j, 1] over the current document.
-        peak: `(B, H)` running maximum of the key log-features over the current document.
-        document: `(B,)` number of the current document.
-    """
-
-    sums: Tensor
-    peak: Tensor
-    document: Tensor
 
 
 def bidirectional_attention(
@@ -66,7 +50,7 @@ def bidirectional_attention(
     if documents is None:
         shift = log_k.detach().amax(-2, keepdim=True)
         phi_q, phi_k = _exponentials(log_q + shift, log_k - shift)
-        return _normalise(phi_q @ (phi_k.mT @ _with_ones(v, log_k)))
+        return phi_q @ (phi_k.mT @ v.to(log_k.dtype)) / (phi_q @ phi_k.sum(-2).unsqueeze(-1))
     shift = _document_maxima(log_k.detach(), documents)
     phi_q, phi_k = _exponentials(log_q + shift, log_k - shift)
     length = v.shape[2]
@@ -90,7 +74,7 @@ def causal_attention(
     *,
     state: CausalState | None = None,
     chunk: int = CHUNK,
-) -> tuple[Tensor, CausalState]:
+) -> Tensor:
     """Normalised attention to the tokens of the own document up to and with the own one.
 
     The running maximum m_t of the key log-features (restarting with each document) makes this linear attention
@@ -102,12 +86,12 @@ def causal_attention(
         log_k: `(B, H, L, M)` log-features of the keys.
         v: `(B, H, L, K)`.
         documents: int32 `(B, L)` as in `bidirectional_attention`.
-        state: what an earlier call returned, to go on after its last token; its document goes on where
-            `documents` has the same number.
+        state: `state_after` the tokens before, to go on from there; its document goes on where `documents` has
+            the same number.
         chunk: C; no result depends on it beyond rounding.
 
     Returns:
-        `(B, H, L, K)`, zero at padding, and the state after the last token.
+        `(B, H, L, K)`, zero at padding.
     """
     length, chunk = v.shape[2], min(chunk, v.shape[2])
     if documents is None:
@@ -123,37 +107,61 @@ def causal_attention(
     decay = _decay(peaks.unsqueeze(-2), peaks.unsqueeze(-1), same & past)  # (B, H, N, C, C)
     totals = (phi_q @ phi_k.mT * decay) @ values
 
-    carried, left = _carry(phi_k, values, chunks, peaks, state)
-    left_document, left_peak = left
-    read = (chunks == chunks[..., :1]) & (left_document[:, :, :-1] == chunks[..., :1])
-    read_decay = _decay(left_peak[:, :, :-1], peaks, read).unsqueeze(-1)
-    totals = (totals + (phi_q * read_decay) @ carried[:, :, :-1]).flatten(2, 3)[:, :, :length]
+    carried, left_document, left_peak = _carry(phi_k, values, chunks, peaks, state)
+    read = (chunks == chunks[..., :1]) & (left_document == chunks[..., :1])
+    read_decay = _decay(left_peak, peaks, read).unsqueeze(-1)
+    totals = (totals + (phi_q * read_decay) @ carried).flatten(2, 3)[:, :, :length]
 
     real = documents.ne(PADDING_DOCUMENT).unsqueeze(1)
     low = (totals[..., -1] < _UNDERFLOW) & real
     out = _normalise(totals, (real & ~low).unsqueeze(-1))
     if low.any():
         out = replace_rows(out, low, log_q, log_k, v, documents, state)
-    return out, CausalState(carried[:, :, -1], left_peak[:, :, -1, 0], left_document[:, 0, -1, 0])
+    return out
+
+
+def state_after(
+    log_k: Tensor, v: Tensor, documents: Tensor | None = None, *, state: CausalState | None = None
+) -> CausalState:
+    """Return what causal attention must keep of a segment and of the state before it.
+
+    Args:
+        log_k: `(B, H, L, M)` log-features of the keys.
+        v: `(B, H, L, K)`.
+        documents: int32 `(B, L)` as in `bidirectional_attention`.
+        state: the state before the segment.
+    """
+    if documents is None:
+        documents = torch.zeros(v.shape[0], v.shape[2], dtype=torch.int32, device=v.device)
+    state = state or _empty_state(log_k, v)
+    document, lowest = documents[:, -1], torch.finfo(log_k.dtype).min
+    own = (documents == document.unsqueeze(-1))[:, None, :, None]
+    goes_on = (state.document == document)[:, None, None]
+    before = torch.where(goes_on, state.peak, lowest)
+    peak = torch.maximum(before, log_k.detach().masked_fill(~own, lowest).amax(-2))
+    phi_k = torch.exp((log_k - peak.unsqueeze(-2)).masked_fill(~own, -torch.inf))
+    kept = _decay(before, peak, goes_on).unsqueeze(-1)
+    return CausalState(state.sums * kept + phi_k.mT @ _with_ones(v, log_k), peak, document.clone())
 
 
 def _carry(
     phi_k: Tensor, values: Tensor, chunks: Tensor, peaks: Tensor, state: CausalState
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the state that enters each chunk, `(B, H, N + 1, M, V)`; the last one leaves the sequence.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums that enter each chunk, `(B, H, N, M, V)`: the state's and those of the chunks before.
 
-    Also the document `(B, 1, N + 1, 1)` and the peak `(B, H, N + 1, 1)` that each of these states belongs to:
-    entry 0 is the incoming state's, entry n those of the last token of chunk n - 1.
+    Also the document `(B, 1, N, 1)` and the peak `(B, H, N, 1)` that they belong to: entry 0 is the state's, entry n
+    those of the last token of chunk n - 1.
     """
-    last, last_peak = chunks[..., -1:], peaks[..., -1:]
+    first, last, last_peak = chunks[..., :1], chunks[..., -1:], peaks[..., -1:]
     kept = _decay(peaks, last_peak, chunks == last).unsqueeze(-1)
-    sums = torch.cat((state.sums.unsqueeze(2), (phi_k * kept).mT @ values), dim=2)
-    document = torch.cat((state.document.view(-1, 1, 1, 1).to(last.dtype), last), dim=2)
-    peak = torch.cat((state.peak[..., None, None], last_peak), dim=2)
-    entering = torch.cat((chunks[..., :1], last[:, :, -1:]), dim=2)
-    order = torch.ones(document.shape[2], document.shape[2], dtype=torch.bool, device=phi_k.device).tril()
-    links = order & (document.mT == entering) & (document == entering)  # (B, 1, N + 1, N + 1)
-    return _feed(_decay(peak.mT, peak, links), sums), (document, peak)
+    state_peak = state.peak.amax(-1, keepdim=True)  # (B, H, 1)
+    entering = state.sums * torch.exp(state.peak - state_peak).unsqueeze(-1)
+    sums = torch.cat((entering.unsqueeze(2), (phi_k * kept)[:, :, :-1].mT @ values[:, :, :-1]), dim=2)
+    document = torch.cat((state.document.view(-1, 1, 1, 1).to(last.dtype), last[:, :, :-1]), dim=2)
+    peak = torch.cat((state_peak.unsqueeze(-1), last_peak[:, :, :-1]), dim=2)
+    order = torch.ones(chunks.shape[2], chunks.shape[2], dtype=torch.bool, device=phi_k.device).tril()
+    links = order & (document.mT == first) & (document == first)  # (B, 1, N, N)
+    return _feed(_decay(peak.mT, peak, links), sums), document, peak
 
 
 def _feed(links: Tensor, sums: Tensor) -> Tensor:
@@ -176,13 +184,10 @@ def _with_ones(v: Tensor, like: Tensor) -> Tensor:
     return pad(v.to(like.dtype), (0, 1), value=1.0)
 
 
-def _normalise(totals: Tensor, real: Tensor | None = None) -> Tensor:
+def _normalise(totals: Tensor, real: Tensor) -> Tensor:
     """Divide the numerators by the last column; rows that are not `real` become zero."""
     numerator, denominator = totals[..., :-1], totals[..., -1:]
-    if real is None:
-        return numerator / denominator
-    safe = real & (denominator > 0)
-    return torch.where(safe, numerator, 0.0) / torch.where(safe, denominator, 1.0)
+    return torch.where(real, numerator, 0.0) / torch.where(real, denominator, 1.0)
 
 
 def _chunked(
@@ -203,14 +208,14 @@ def _empty_state(log_k: Tensor, v: Tensor) -> CausalState:
     batch, heads, _, features = log_k.shape
     return CausalState(
         log_k.new_zeros(batch, heads, features, v.shape[-1] + 1),
-        log_k.new_full((batch, heads), torch.finfo(log_k.dtype).min),
-        torch.full((batch,), _NO_DOCUMENT, dtype=torch.int32, device=v.device),
+        log_k.new_full((batch, heads, features), torch.finfo(log_k.dtype).min),
+        torch.full((batch,), NO_DOCUMENT, dtype=torch.int32, device=v.device),
     )
 
 
 def _running_maxima(peak: Tensor, documents: Tensor, state: CausalState) -> Tensor:
     """Return the running maximum of `peak (B, H, L)` within each document, which may go on from the state."""
-    peak = torch.cat((state.peak.unsqueeze(-1), peak), dim=-1)
+    peak = torch.cat((state.peak.amax(-1, keepdim=True), peak), dim=-1)
     documents = torch.cat((state.document.unsqueeze(-1).to(documents.dtype), documents), dim=-1)
     step = 1
     while step < documents.shape[1]:

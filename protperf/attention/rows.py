@@ -8,15 +8,12 @@ Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` fe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from protperf.attention.documents import allowed_pairs
-
-if TYPE_CHECKING:
-    from protperf.attention.linear import CausalState
+from protperf.attention.state import CausalState
 
 _BLOCK = 8
 
@@ -34,7 +31,7 @@ def feature_attention_rows(
         causal: the direction.
     """
     logits = torch.cat([_log_weights(log_q[:, :, block], log_k) for block in rows.split(_BLOCK)], dim=2)
-    allowed = allowed_pairs(documents, causal=causal)[:, :, rows]
+    allowed = allowed_pairs(documents, causal=causal, rows=rows)
     weights = logits.masked_fill(~allowed, -torch.inf).softmax(-1)
     return weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
@@ -55,14 +52,30 @@ def replace_rows(
     places, results = [], []
     for b, h in low.any(-1).nonzero().tolist():
         rows = low[b, h].nonzero().squeeze(-1)
+        head = (
+            log_q[b, h],
+            log_k[b, h],
+            v[b, h],
+            documents[b],
+            state.of_head(b, h),
+        )
         for block in rows.split(_BLOCK):
             full = torch.cat((block, block[-1:].expand(_BLOCK - len(block))))
-            logits, values = _causal_logits(full, log_q[b, h], log_k[b, h], v[b, h], documents[b])
-            logits, values = _append_state(logits, values, log_q[b, h, full], documents[b, full], state, b, h)
-            results.append((logits.softmax(-1) @ values)[: len(block)])
+            # The (R, L, M) intermediates of thousands of rows would not fit: they are computed again for gradients.
+            exact = checkpoint(_exact_rows, full, *head, use_reentrant=False)
+            results.append(exact[: len(block)])
             places.append((torch.full_like(block, b), torch.full_like(block, h), block))
     index = tuple(torch.cat(axis) for axis in zip(*places, strict=True))
     return out.index_put(index, torch.cat(results))
+
+
+def _exact_rows(
+    rows: Tensor, log_q: Tensor, log_k: Tensor, v: Tensor, documents: Tensor, state: CausalState
+) -> Tensor:
+    """Return the outputs `(R, K)` of some rows of one head."""
+    logits, values = _causal_logits(rows, log_q, log_k, v, documents)
+    logits, values = _append_state(logits, values, log_q[rows], documents[rows], state)
+    return logits.softmax(-1) @ values
 
 
 def _causal_logits(
@@ -76,15 +89,15 @@ def _causal_logits(
 
 
 def _append_state(
-    logits: Tensor, values: Tensor, log_q: Tensor, documents: Tensor, state: CausalState, b: int, h: int
+    logits: Tensor, values: Tensor, log_q: Tensor, documents: Tensor, state: CausalState
 ) -> tuple[Tensor, Tensor]:
-    """Append the state as M more keys: one a feature, with that feature's sum as weight and mean value as value."""
-    sums, peak = state.sums[b, h], state.peak[b, h]
+    """Append one head's state as M more keys: a feature's sum as weight, its mean value as value."""
+    sums, peak = state.sums, state.peak
     counted = sums[:, -1] > 0
     if not counted.any():
         return logits, values
-    weight = log_q[:, counted] + sums[counted, -1].log() + peak
-    weight = weight.masked_fill((documents != state.document[b]).unsqueeze(-1), -torch.inf)
+    weight = log_q[:, counted] + sums[counted, -1].log() + peak[counted]
+    weight = weight.masked_fill((documents != state.document).unsqueeze(-1), -torch.inf)
     mean = sums[counted, :-1] / sums[counted, -1:]
     return torch.cat((logits, weight), dim=-1), torch.cat((values, mean))
 

@@ -14,7 +14,7 @@ from protperf.vocab import PADDING_DOCUMENT
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, *, causal: bool) -> Tensor:
-    """Softmax attention through torch's fused kernel; `(B, H, L, K)`, zero at padding.
+    """Softmax attention through torch's fused kernel, in the precision of `v`; `(B, H, L, K)`, zero at padding.
 
     Args:
         q: `(B, H, L, K)`.
@@ -23,6 +23,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None,
         documents: int32 `(B, L)` or `None`.
         causal: the direction.
     """
+    q, k = q.to(v.dtype), k.to(v.dtype)
     if documents is None:
         return scaled_dot_product_attention(q, k, v, is_causal=causal)
     itself = torch.eye(documents.shape[1], dtype=torch.bool, device=q.device)
@@ -43,6 +44,6 @@ def softmax_attention_rows(q: Tensor, k: Tensor, documents: Tensor, rows: Tensor
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     logits = q[:, :, rows].to(dtype) @ k.to(dtype).mT * q.shape[-1] ** -0.5
-    allowed = allowed_pairs(documents, causal=causal)[:, :, rows]
+    allowed = allowed_pairs(documents, causal=causal, rows=rows)
     weights = logits.masked_fill(~allowed, -torch.inf).softmax(-1)
     return weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)

@@ -1,0 +1,101 @@
+"""Inputs and oracles shared by the tests of attention: nothing here imports the code under test but names.
+
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` features.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from protperf.attention import ATTENTIONS
+
+LINEAR = tuple(kind for kind in ATTENTIONS if kind != "softmax")
+DIRECTIONS = [pytest.param(False, id="bidirectional"), pytest.param(True, id="causal")]
+EDGE = 128
+"""The chunk length of the linear forms: lengths and boundaries below lie inside, on and beside its multiples."""
+
+every_kind = pytest.mark.parametrize("kind", ATTENTIONS)
+every_linear_kind = pytest.mark.parametrize("kind", LINEAR)
+both_directions = pytest.mark.parametrize("causal", DIRECTIONS)
+
+
+def normal(*shape: int, seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return scale * N(0, 1), drawn in float64 so that all types hold the same numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def random_qkv(
+    length: int,
+    *,
+    seed: int = 0,
+    scale: float = 1.0,
+    batch: int = 1,
+    heads: int = 2,
+    head_dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k ~ scale N(0, 1) and v ~ N(0, 1), each `(B, H, L, K)`."""
+    shape = (batch, heads, length, head_dim)
+    q, k = (normal(*shape, seed=3 * seed + i, scale=scale, dtype=dtype) for i in range(2))
+    return q, k, normal(*shape, seed=3 * seed + 2, dtype=dtype)
+
+
+def gaussian_projection(num_features: int = 32, head_dim: int = 16) -> Tensor:
+    """Return Gaussian rows `(M, K)`: the laws of attention hold whatever the projection."""
+    return normal(num_features, head_dim, seed=99)
+
+
+def underflowing(length: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k, v and a projection at 16 N(0, 1): some causal denominators are too small for float32."""
+    q, k, v = random_qkv(length, seed=seed, scale=16.0, head_dim=64)
+    return q, k, v, gaussian_projection(256, 64)
+
+
+def causal_denominators(q: Tensor, k: Tensor, projection: Tensor) -> Tensor:
+    """Return sum_j phi(q_i).phi(k_j), each maximum subtracted, for the causal form, float64 `(B, H, L)`."""
+    log_q, log_k = (_favor(x.double(), projection.double()) for x in (q, k))
+    log_q = log_q - log_q.amax(-1, keepdim=True)
+    peak = log_k.amax(-1).cummax(-1).values
+    sums = torch.logcumsumexp(log_k, dim=2)
+    return torch.exp(torch.logsumexp(log_q + sums, dim=-1) - peak)
+
+
+def _favor(x: Tensor, projection: Tensor) -> Tensor:
+    scaled = x / x.shape[-1] ** 0.25
+    return scaled @ projection.mT - scaled.square().sum(-1, keepdim=True) / 2
+
+
+def documents_of(*lengths: int) -> Tensor:
+    """Return documents int32 `(1, L)`: 0, 1, 2, ... for positive lengths, padding for negative ones."""
+    parts, number = [], 0
+    for length in lengths:
+        parts.append(torch.full((abs(length),), number if length > 0 else -1, dtype=torch.int32))
+        number += length > 0
+    return torch.cat(parts).unsqueeze(0)
+
+
+def runs_of(documents: Tensor) -> list[slice]:
+    """Return the slice of each document in documents `(1, L)`, padding left out."""
+    row = documents[0].tolist()
+    numbers = sorted(set(row) - {-1})
+    return [slice(row.index(number), len(row) - row[::-1].index(number)) for number in numbers]
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return |found - expected| / |expected|, norms over everything."""
+    expected = expected.double()
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def gradients(out: Tensor, inputs: tuple[Tensor, ...], *, seed: int = 7) -> tuple[Tensor, ...]:
+    """Return the gradients of a fixed random linear function of `out`."""
+    weights = normal(*out.shape, seed=seed).to(out.dtype)
+    return torch.autograd.grad(out, inputs, weights)
+
+
+def with_gradients(*tensors: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+    """Return copies that ask for gradients, in another type where one is named."""
+    return tuple(tensor.detach().to(dtype or tensor.dtype).requires_grad_() for tensor in tensors)

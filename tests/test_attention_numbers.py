@@ -1,0 +1,293 @@
+"""Laws of every attention about its numbers: fast = slow twin, any length and chunk, extreme inputs, low precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from attention_cases import (
+    both_directions,
+    causal_denominators,
+    documents_of,
+    every_kind,
+    every_linear_kind,
+    gaussian_projection,
+    gradients,
+    normal,
+    random_qkv,
+    relative_error,
+    underflowing,
+    with_gradients,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protperf.attention import attend
+from protperf.attention.features import FEATURE_MAPS
+from protperf.attention.linear import bidirectional_attention, causal_attention
+from protperf.attention.reference import reference_attention
+
+PROJECTION = gaussian_projection()
+
+# Both forms in float64 (rounding 1e-16) add up to a thousand terms of up to e^30: 1e-10 is far above their rounding
+# and far below any difference in algebra.
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+LENGTHS = [1, 2, 63, 64, 65, 130, *(pytest.param(n, marks=pytest.mark.slow) for n in (127, 128, 129))]
+LAYOUTS: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "one document": lambda length: (length,),
+    "packed": lambda length: _cut(length, (length // 3, 1, 1, length // 2)),
+    "padded and packed": lambda length: _cut(length, (-(length // 5), length // 3, -1, length // 4, -1)),
+}
+
+
+def _cut(length: int, parts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return `parts` without empty ones, completed to `length` by one more document."""
+    kept: list[int] = []
+    for part in parts:
+        if part and sum(map(abs, kept)) + abs(part) < length:
+            kept.append(part)
+    return (*kept, length - sum(map(abs, kept)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("length", LENGTHS)
+@both_directions
+@every_kind
+def test_fast_form_equals_its_slow_twin_with_all_gradients(
+    kind: str, causal: bool, length: int, layout: Callable[[int], tuple[int, ...]]
+):
+    check_against_twin(documents_of(*layout(length)), kind=kind, causal=causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [(1000,), (-100, 300, 1, 450, -1, 148)], ids=str)
+@both_directions
+@every_kind
+def test_a_thousand_tokens_equal_the_slow_twin_with_all_gradients(
+    kind: str, causal: bool, lengths: tuple[int, ...]
+):
+    check_against_twin(documents_of(*lengths), kind=kind, causal=causal, heads=1)
+
+
+def check_against_twin(documents: Tensor, *, kind: str, causal: bool, heads: int = 2) -> None:
+    length = documents.shape[1]
+    fast = with_gradients(*random_qkv(length, dtype=torch.float64, head_dim=8, heads=heads))
+    slow = with_gradients(*fast)
+    choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(16, 8)}
+    found, wanted = attend(*fast, documents, **choice), reference_attention(*slow, documents, **choice)
+    torch.testing.assert_close(found, wanted, **EXACT)
+    for one, other in zip(gradients(found, fast), gradients(wanted, slow), strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (2, 1, 4), (-1, 3, -2, 5)], ids=str)
+@both_directions
+@every_linear_kind
+def test_gradients_of_the_normalised_op_are_the_derivatives(
+    kind: str, causal: bool, lengths: tuple[int, ...]
+):
+    documents = documents_of(*lengths)
+    length = documents.shape[1]
+    projection = gaussian_projection(5, 3).double()
+    qkv = with_gradients(*random_qkv(length, dtype=torch.float64, head_dim=3))
+
+    def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        log_q, log_k = FEATURE_MAPS[kind](q, projection), FEATURE_MAPS[kind](k, projection)
+        if causal:
+            return causal_attention(log_q, log_k, v, documents, chunk=3)
+        return bidirectional_attention(log_q, log_k, v, documents, chunk=3)
+
+    assert torch.autograd.gradcheck(op, qkv)
+
+
+layouts = st.lists(
+    st.integers(1, 12).flatmap(lambda n: st.sampled_from([n, n, n, -n])), min_size=1, max_size=7
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(layout=layouts, chunk=st.integers(1, 40), seed=st.integers(0, 1000), causal=st.booleans())
+def test_no_length_layout_or_chunk_length_matters(layout: list[int], chunk: int, seed: int, causal: bool):
+    documents = documents_of(*layout)
+    projection = gaussian_projection(6, 4)
+    q, k, v = random_qkv(documents.shape[1], seed=seed, scale=2.0, heads=1, head_dim=4, dtype=torch.float64)
+    log_q, log_k = (FEATURE_MAPS["favor"](x, projection) for x in (q, k))
+    if causal:
+        found = causal_attention(log_q, log_k, v, documents, chunk=chunk)
+    else:
+        found = bidirectional_attention(log_q, log_k, v, documents, chunk=chunk)
+    wanted = reference_attention(q, k, v, documents, kind="favor", causal=causal, projection=projection)
+    torch.testing.assert_close(found, wanted, **EXACT)
+
+
+def extreme_qk(case: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k, v `(1, 2, 150, 64)` of one of the extreme cases."""
+    q, k, v = random_qkv(150, head_dim=64)
+    if case == "keys with an entry of 100":
+        k[:, :, ::5, 3] = 100.0
+    elif case == "one key with an entry of -100":
+        k[:, :, 70, 0] = -100.0
+    elif case == "keys of |k|^2 / 2 = 500":
+        k = k * (1000**0.5 / k.norm(dim=-1, keepdim=True))
+    elif case == "scaled keys of |k|^2 / 2 = 500":
+        k = k * (1000**0.5 * 64**0.25 / k.norm(dim=-1, keepdim=True))
+    elif case == "all features of all keys underflow without a maximum":
+        k = k * 10.0
+    elif case == "keys growing along the sequence":
+        k = k * torch.linspace(0.01, 6.0, 150).unsqueeze(-1)
+    elif case == "keys shrinking along the sequence":
+        k = k * torch.linspace(6.0, 0.01, 150).unsqueeze(-1)
+    elif case == "q, k ~ 4 N(0, 1)":
+        q, k = 4 * q, 4 * k
+    else:
+        q, k = q / 100, k / 100
+    return q, k, v
+
+
+EXTREMES = [
+    "keys with an entry of 100",
+    "one key with an entry of -100",
+    "keys of |k|^2 / 2 = 500",
+    "scaled keys of |k|^2 / 2 = 500",
+    "all features of all keys underflow without a maximum",
+    "keys growing along the sequence",
+    "keys shrinking along the sequence",
+    "q, k ~ 4 N(0, 1)",
+    "q, k ~ 0.01 N(0, 1)",
+]
+
+
+@pytest.mark.parametrize("case", EXTREMES)
+@both_directions
+@every_kind
+def test_extreme_inputs_in_float32_equal_float64(kind: str, causal: bool, case: str):
+    projection = gaussian_projection(64, 64)
+    fast = with_gradients(*extreme_qk(case))
+    slow = with_gradients(*fast, dtype=torch.float64)
+    choice = {"kind": kind, "causal": causal, "projection": projection}
+    found, wanted = attend(*fast, **choice), reference_attention(*slow, **choice)
+    assert relative_error(found, wanted) < 1e-5
+    for one, other in zip(gradients(found, fast), gradients(wanted, slow), strict=True):
+        assert one.isfinite().all()
+        # a gradient is a difference of numbers as large as |x| times itself: one more digit is lost
+        assert relative_error(one, other) < 1e-4
+
+
+@pytest.mark.parametrize("case", EXTREMES[::2])
+@both_directions
+@every_kind
+def test_extreme_inputs_in_bfloat16_equal_float64(kind: str, causal: bool, case: str):
+    fast = with_gradients(*extreme_qk(case), dtype=torch.bfloat16)
+    choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(64, 64)}
+    found = attend(*fast, **choice)
+    wanted = reference_attention(*(x.detach().double() for x in fast), **choice)
+    assert found.dtype == torch.bfloat16
+    assert relative_error(found, wanted) < 2e-2
+    assert all(gradient.isfinite().all() for gradient in gradients(found, fast))
+
+
+@both_directions
+@every_kind
+def test_bfloat16_autocast_leaves_attention_in_float32(kind: str, causal: bool):
+    q, k, v = with_gradients(*extreme_qk("q, k ~ 4 N(0, 1)"))
+    choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(64, 64)}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attend(q, k, v, **choice)
+    wanted = reference_attention(*(x.detach().double() for x in (q, k, v)), **choice)
+    assert relative_error(found, wanted) < 1e-5  # bfloat16 anywhere would cost 4e-3
+    assert all(gradient.isfinite().all() for gradient in gradients(found, (q, k, v)))
+
+
+@pytest.mark.parametrize("kind", ["favor", pytest.param("favor_hyperbolic", marks=pytest.mark.slow)])
+def test_rows_whose_denominator_underflows_equal_float64_with_gradients(kind: str):
+    q, k, v, projection = underflowing(150)
+    low = causal_denominators(q, k, projection) < 1e-38
+    assert low.any()
+    fast, slow = with_gradients(q, k, v), with_gradients(q, k, v, dtype=torch.float64)
+    choice = {"kind": kind, "causal": True, "projection": projection}
+    found, wanted = attend(*fast, **choice), reference_attention(*slow, **choice)
+    assert relative_error(found, wanted) < 1e-5
+    assert relative_error(found[low], wanted[low]) < 1e-5
+    for one, other in zip(gradients(found, fast), gradients(wanted, slow), strict=True):
+        assert one.isfinite().all()
+        # nearly all rows are one-hot: their gradients cancel to rounding, which stands against the few that are not
+        assert relative_error(one, other) < 1e-3
+
+
+@pytest.mark.parametrize("scale", [12.0, 24.0, 40.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_stay_finite_however_far_denominators_underflow(seed: int, scale: float):
+    q, k, v = with_gradients(*random_qkv(100, seed=seed, scale=scale, head_dim=64))
+    out = attend(q, k, v, kind="favor", causal=True, projection=gaussian_projection(128, 64))
+    assert out.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(out, (q, k, v)))
+
+
+@pytest.mark.parametrize("lengths", [None, (40, 60)], ids=str)
+@both_directions
+@every_kind
+def test_a_value_that_is_not_a_number_is_never_hidden(
+    kind: str, causal: bool, lengths: tuple[int, ...] | None
+):
+    documents = None if lengths is None else documents_of(*lengths)
+    for number in range(3):
+        qkv = random_qkv(100)
+        qkv[number][:, :, 50] = float("nan")
+        out = attend(*qkv, documents, kind=kind, causal=causal, projection=PROJECTION)
+        seen_by = slice(50, 51) if number == 0 else slice(50, 100)
+        assert out[:, :, seen_by].isnan().all()
+
+
+def rows_in_float64(
+    kind: str, qkv: tuple[Tensor, ...], rows: list[int], *, causal: bool, projection: Tensor
+) -> Tensor:
+    """Return a few rows of attention `(1, H, R, K)` by the definition; the slow twin would take minutes."""
+    q, k, v = (x.double() for x in qkv)
+    if kind == "softmax":
+        logits = q[:, :, rows] @ k.mT / q.shape[-1] ** 0.5
+    else:
+        log_q, log_k = (FEATURE_MAPS[kind](x, projection) for x in (q, k))
+        logits = torch.stack([torch.logsumexp(log_q[:, :, i : i + 1] + log_k, dim=-1) for i in rows], dim=2)
+    if causal:
+        future = torch.arange(q.shape[2]) > torch.tensor(rows).unsqueeze(-1)
+        logits = logits.masked_fill(future, -torch.inf)
+    return logits.softmax(-1) @ v
+
+
+@pytest.mark.slow
+@both_directions
+@every_kind
+def test_float16_at_8192_tokens_is_finite_and_right(kind: str, causal: bool):
+    qkv = with_gradients(*random_qkv(8192, heads=1), dtype=torch.float16)
+    out = attend(*qkv, kind=kind, causal=causal, projection=PROJECTION)
+    assert out.dtype == torch.float16
+    assert out.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(out, qkv))
+    rows = [0, 1, 127, 128, 4095, 4096, 8191]
+    detached = tuple(x.detach() for x in qkv)
+    wanted = rows_in_float64(kind, detached, rows, causal=causal, projection=PROJECTION)
+    # inputs are taken as they are: what is left is the rounding of the result, 2^-11, and of fused float16 softmax
+    assert relative_error(out[:, :, rows], wanted) < 2e-3
+
+
+@pytest.mark.slow
+@both_directions
+@every_kind
+def test_float32_at_8192_tokens_equals_float64(kind: str, causal: bool):
+    qkv = random_qkv(8192, heads=1)
+    out = attend(*qkv, kind=kind, causal=causal, projection=PROJECTION)
+    rows = [0, 1, 127, 128, 4095, 4096, 8191]
+    wanted = rows_in_float64(kind, qkv, rows, causal=causal, projection=PROJECTION)
+    assert relative_error(out[:, :, rows], wanted) < 1e-5
+
+
+@both_directions
+@every_kind
+def test_attention_is_the_same_on_views_as_on_copies(kind: str, causal: bool):
+    stacked = normal(2, 90, 3, 2, 16, seed=4).permute(2, 0, 3, 1, 4)
+    choice = {"kind": kind, "causal": causal, "projection": PROJECTION}
+    views = attend(*stacked, **choice)
+    torch.testing.assert_close(views, attend(*stacked.contiguous(), **choice), rtol=0.0, atol=1e-5)
