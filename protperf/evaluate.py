@@ -90,9 +90,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--toks-per-batch",
         "--toks_per_batch",
         type=int,
-        default=16384,
+        default=8192,
         metavar="N",
-        help="tokens in a batch (16384)",
+        help="tokens in a batch (8192)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (auto)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to FILE")
@@ -105,7 +105,7 @@ def evaluate(
     *,
     splits: list[str],
     seed: int = 0,
-    token_budget: int = 16384,
+    token_budget: int = 8192,
     max_windows: int = 0,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Score a model and the floors on splits of a dataset.
