@@ -75,6 +75,7 @@ class Report(Callback):
         self._train_metrics = train_metrics
         self._valid_results = valid_results
         self._every = every
+        self._resumed: dict[str, float] = {}
         self._gradient_norm = math.nan
         self._last_step = 0
         self._tokens = 0
@@ -82,7 +83,11 @@ class Report(Callback):
         self._since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, in the interval that the checkpoint was written in."""
+        if self._resumed and trainer.is_global_zero:
+            nll = torch.tensor(self._resumed["nll"], dtype=torch.float64)
+            asked, correct = (torch.tensor(self._resumed[name]) for name in ("asked", "correct"))
+            self._train_metrics.update(nll, asked, correct)
         self._last_step = trainer.global_step
         self._since = time.perf_counter()
 
@@ -128,6 +133,14 @@ class Report(Callback):
         """Report each validation set."""
         log_values(trainer, self._valid_results)
         self._since = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of the interval so far."""
+        return self._train_metrics.sums()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the sums of the interval; training adds them on one rank when it starts."""
+        self._resumed = state_dict
 
     def _stop_clock(self) -> None:
         now = time.perf_counter()

@@ -87,7 +87,8 @@ class ModelConfig:
             )
         if self.positions == "rope" and self.model_dim // self.num_heads % 2:
             raise ValueError(
-                f"ModelConfig: heads are {self.model_dim // self.num_heads} wide; positions=rope needs an even width"
+                f"ModelConfig.model_dim is {self.model_dim}: heads are {self.model_dim // self.num_heads} wide, "
+                "positions=rope needs an even width"
             )
 
 
@@ -139,6 +140,10 @@ class DataConfig:
         _check_range(self, "batch_size", 1)
         _check_range(self, "num_workers", 0)
         _check_range(self, "valid_windows", 0)
+        if not self.valid_sets or len(set(self.valid_sets)) < len(self.valid_sets):
+            raise ValueError(
+                f"DataConfig.valid_sets is {list(self.valid_sets)}; allowed: at least one split, each named once"
+            )
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,13 @@ class OptimConfig:
         _check_range(self, "decay_steps", 1)
         _check_range(self, "final_fraction", 0.0, 1.0)
         _check_range(self, "weight_decay", 0.0)
+        _check_range(self, "eps", 0.0)
+        for field in ("beta1", "beta2"):
+            _check_range(self, field, 0.0)
+            if getattr(self, field) >= 1:
+                raise ValueError(
+                    f"OptimConfig.{field} is {getattr(self, field)}; allowed: at least 0, below 1"
+                )
 
 
 @dataclass(frozen=True)
@@ -203,8 +215,9 @@ class TrainerConfig:
         positive = ("max_steps", "devices", "num_nodes", "accumulate_batches", "validate_every")
         for field in (*positive, "checkpoint_every", "keep_checkpoints", "log_every"):
             _check_range(self, field, 1)
-        for field in ("gradient_clip", "redraw_every", "seed"):
+        for field in ("gradient_clip", "redraw_every"):
             _check_range(self, field, 0)
+        _check_range(self, "seed", 0, 2**32 - 1)
 
 
 @dataclass(frozen=True)

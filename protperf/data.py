@@ -169,6 +169,19 @@ class WindowData(pl.LightningDataModule):
         """Hash over all shards of the folder."""
         return self.train_shards.manifest.digest
 
+    def setup(self, stage: str) -> None:
+        """Check that each rank has something to validate on: one without would not join in the sums.
+
+        Raises:
+            ValueError: a validation set has fewer windows than there are ranks.
+        """
+        for name, shards in self.valid_shards.items():
+            if self._num_windows(shards) < self._world_size:
+                raise ValueError(
+                    f"{self.config.path}: {self._num_windows(shards)} windows of {name!r} to validate on, fewer than the "
+                    f"{self._world_size} ranks; raise data.valid_windows or prepare with a larger fraction for it"
+                )
+
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return the endless loader of this rank."""
         order = TrainingOrder(
@@ -187,7 +200,7 @@ class WindowData(pl.LightningDataModule):
         loaders = []
         for shards in self.valid_shards.values():
             dataset = QuestionDataset(shards, self.objective, seed=self.seed, evaluation=True)
-            count = min(len(shards), self.config.valid_windows or len(shards))
+            count = self._num_windows(shards)
             keys = evaluation_keys(count, rank=self._rank, world_size=self._world_size)
             size = self.config.batch_size
             batches = [keys[first : first + size] for first in range(0, len(keys), size)]
@@ -201,6 +214,10 @@ class WindowData(pl.LightningDataModule):
     @property
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer else 1
+
+    def _num_windows(self, shards: ShardSet) -> int:
+        """Return how many windows of a validation set are read."""
+        return min(len(shards), self.config.valid_windows or len(shards))
 
     def _loader(self, dataset: QuestionDataset, batches: Iterable[list[WindowKey]]) -> DataLoader[Batch]:
         workers = self.config.num_workers

@@ -36,6 +36,11 @@ class TokenMetrics(Metric):
         self.asked += asked
         self.correct += correct
 
+    def sums(self) -> dict[str, float]:
+        """Return the arguments of `update` that would bring empty metrics here, summed over all ranks."""
+        with self.sync_context():
+            return {name: getattr(self, name).item() for name in ("nll", "asked", "correct")}
+
     def compute(self) -> dict[str, float]:
         """Return loss in nats per asked token, its exponential, and the share of tokens got right."""
         return summarise(float(self.nll), int(self.asked), int(self.correct))

@@ -5,7 +5,7 @@ Axis letters: `B` batch, `L` length in tokens.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -83,6 +83,18 @@ class LanguageModelTask(pl.LightningModule):
         optimizer = build_optimizer(self.model, self.optim)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.optim))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Let the configuration decide how weights move on: a resumed run may have another learning rate or decay."""
+        own = build_optimizer(self.model, self.optim).param_groups
+        for saved, schedule in zip(checkpoint["optimizer_states"], checkpoint["lr_schedulers"], strict=True):
+            rate = self.optim.learning_rate * learning_rate_factor(schedule["last_epoch"], self.optim)
+            schedule["base_lrs"] = [group["lr"] for group in own]
+            schedule["_last_lr"] = [rate for _ in own]
+            for group, settings in zip(saved["param_groups"], own, strict=True):
+                group.update(
+                    {**settings, "params": group["params"], "initial_lr": settings["lr"], "lr": rate}
+                )
 
     def _metrics_of(self, index: int) -> TokenMetrics:
         return cast(TokenMetrics, self.valid_metrics[index])

@@ -6,19 +6,22 @@ import difflib
 import logging
 import os
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
 import pytorch_lightning as pl
-from hydra.errors import HydraException
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.strategies import DDPStrategy, Strategy
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from protperf.callbacks import Redraw, Report, StepSeeds
-from protperf.checkpoint import describe, step_checkpoints
+from protperf.checkpoint import check_resumable, describe, step_checkpoints
 from protperf.checkpoint.saving import Checkpoints
 from protperf.config import (
     DataConfig,
@@ -90,16 +93,34 @@ def main() -> None:
 def train(config: DictConfig) -> None:
     """Train one model; a user's mistake ends the process with one line (Hydra would add its own to an exception)."""
     try:
-        run = build_run(read_settings(config))
+        settings = _in_sweep(read_settings(config))
+        run = build_run(settings)
         parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
-        log.info("%s parameters; %s", f"{parameters:,}", _describe_start(run))
+        if run.trainer.is_global_zero:
+            log.info("%s parameters; %s", f"{parameters:,}", _describe_start(run))
         run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
     except (ValueError, OSError) as error:
         if os.environ.get("PROTPERF_DEBUG"):
             raise
         raise SystemExit(f"protperf train: {error}") from error
     if run.trainer.is_global_zero:
-        print(config.run_dir)
+        print(settings.run_dir)
+
+
+def _in_sweep(settings: Settings) -> Settings:
+    """Give each run of `--multirun` its own folder below the sweep's.
+
+    Raises:
+        ValueError: a sweep over several processes, each of which would run the whole sweep again.
+    """
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return settings
+    if settings.trainer.devices * settings.trainer.num_nodes > 1:
+        raise ValueError(
+            "--multirun works with trainer.devices=1 trainer.num_nodes=1; start larger runs one by one"
+        )
+    return replace(settings, run_dir=Path(hydra_config.runtime.output_dir))
 
 
 def read_settings(config: DictConfig) -> Settings:
@@ -113,6 +134,7 @@ def read_settings(config: DictConfig) -> Settings:
         key = min(missing)
         raise ValueError(f"{key} is not set; give {key}=VALUE")
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    _check_top(values)
     sections: dict[str, Any] = {
         name: from_section(config_class, values[name]) for name, config_class in SECTIONS.items()
     }
@@ -121,13 +143,26 @@ def read_settings(config: DictConfig) -> Settings:
     )
 
 
+def _check_top(values: dict[str, Any]) -> None:
+    """Check the keys that stand in no section."""
+    unknown = values.keys() - SECTIONS.keys() - {"name", "run_dir", "resume"}
+    if unknown:
+        raise ValueError(
+            f"no key {min(unknown)!r} in the configuration; `protperf train --cfg job` lists the keys"
+        )
+    if not isinstance(values["resume"], bool):
+        raise ValueError(f"resume is {values['resume']!r}; allowed: true, false")
+    if values["name"] in (None, ""):
+        raise ValueError("name is empty; give name=NAME: it names the run's folder")
+
+
 def build_run(settings: Settings) -> Run:
     """Build the task, the data and the trainer that the settings describe.
 
     Raises:
         ValueError: the data do not fit, or the run folder holds a run that should not go on.
     """
-    checkpoint = _find_start(settings.checkpoint_dir, resume=settings.resume)
+    checkpoint = _find_start(settings)
     seed = settings.trainer.seed
     pl.seed_everything(seed, verbose=False)
     data = WindowData(settings.data, settings.objective, seed=seed)
@@ -176,12 +211,12 @@ def build_trainer(settings: Settings, task: LanguageModelTask, data: WindowData)
     strategy: str | Strategy = config.strategy
     if config.strategy == "ddp":
         strategy = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
-    return pl.Trainer(
+    return _make_trainer(
         accelerator=config.accelerator,
         devices=config.devices,
         num_nodes=config.num_nodes,
         strategy=strategy,
-        precision=config.precision,  # type: ignore[arg-type]
+        precision=config.precision,
         max_epochs=-1,
         max_steps=config.max_steps,
         accumulate_grad_batches=config.accumulate_batches,
@@ -204,9 +239,21 @@ def build_trainer(settings: Settings, task: LanguageModelTask, data: WindowData)
     )
 
 
+def _make_trainer(**arguments: Any) -> pl.Trainer:
+    """Build the trainer; what this machine does not have is said with the keys that asked for it."""
+    try:
+        return pl.Trainer(**arguments)
+    except MisconfigurationException as error:
+        chosen = {key: arguments[key] for key in ("accelerator", "devices", "num_nodes", "precision")}
+        said = " ".join(f"trainer.{key}={value}" for key, value in chosen.items())
+        raise ValueError(f"{said}: {' '.join(str(error).split())}") from error
+
+
 def explain(error: Exception) -> str:
     """Turn an error of Hydra or OmegaConf into one line, with the nearest key where one was mistyped."""
     text = " ".join(part.strip() for part in str(error).splitlines() if part.strip())
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {text}; a value with special characters needs quotes: \"name='a=b'\""
     words = text.split("'")
     if "Could not override" in text and len(words) > 1:
         keys = [f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)]
@@ -216,14 +263,18 @@ def explain(error: Exception) -> str:
     return text
 
 
-def _find_start(checkpoint_dir: Path, *, resume: bool) -> Path | None:
+def _find_start(settings: Settings) -> Path | None:
     """Return the checkpoint to go on from; `None` at the first start."""
-    latest = step_checkpoints(checkpoint_dir)[-1:]
-    if latest and not resume:
+    latest = step_checkpoints(settings.checkpoint_dir)[-1:]
+    if not latest:
+        return None
+    if not settings.resume:
         raise ValueError(
-            f"{checkpoint_dir.parent}: already holds a run; give another name, remove the folder, or resume=true"
+            f"{settings.run_dir}: already holds a run; give another name, remove the folder, or resume=true"
         )
-    return latest[0] if latest else None
+    across = settings.data.attend_across_documents
+    check_resumable(latest[0], settings.model, settings.objective, attend_across_documents=across)
+    return latest[0]
 
 
 def _describe_start(run: Run) -> str:
@@ -238,6 +289,7 @@ def _quieten_lightning() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
+    warnings.filterwarnings("ignore", ".*`broadcast_buffers` is deprecated.*")
     warnings.filterwarnings("ignore", ".*`srun` command is available.*")
 
 

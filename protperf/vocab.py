@@ -106,9 +106,8 @@ class Vocabulary:
         invalid = np.flatnonzero(tokens == INVALID)
         if invalid.size:
             place = int(invalid[0])
-            raise ValueError(
-                f"{chr(data[place])!r} at residue {place + 1} is no residue; allowed: letters A-Z"
-            )
+            found = residues[place] if isinstance(residues, str) else chr(residues[place])
+            raise ValueError(f"{found!r} at residue {place + 1} is no residue; allowed: letters A-Z")
         return tokens
 
     def decode(self, tokens: np.ndarray) -> str:

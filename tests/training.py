@@ -67,7 +67,7 @@ def prepared(name: str, records: list[tuple[str, str]], **options: Any) -> Path:
 
 def settings_of(run_dir: Path, *overrides: str, data: Path | None = None) -> Settings:
     """Compose the shipped configuration with `SMALL` and `overrides` through Hydra."""
-    where = (f"run_dir={run_dir}", f"data.path={data or small_dataset()}")
+    where = (f"run_dir='{run_dir}'", f"data.path='{data or small_dataset()}'")
     with initialize_config_module("protperf.conf", version_base="1.3"):
         return read_settings(compose("train", [*where, *SMALL, *overrides]))
 
@@ -127,3 +127,21 @@ def command_line(*arguments: str | Path) -> list[str]:
 def clean_environment(home: Path, **environment: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "PROTPERF"))}
     return {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1", **environment}
+
+
+def assert_same(one: Any, other: Any, place: str = "") -> None:
+    """Compare two trees of plain values and tensors bit for bit."""
+    assert type(one) is type(other), place
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), place
+        for key in one:
+            assert_same(one[key], other[key], f"{place}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), place
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{place}/{number}")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, place
+        assert torch.equal(one, other), place
+    else:
+        assert one == other, place

@@ -3,6 +3,7 @@
 from protperf.checkpoint.files import (
     BEST_NAME,
     TrainedModel,
+    check_resumable,
     describe,
     find_checkpoint,
     load_model,
@@ -14,6 +15,7 @@ from protperf.checkpoint.files import (
 __all__ = [
     "BEST_NAME",
     "TrainedModel",
+    "check_resumable",
     "describe",
     "find_checkpoint",
     "load_model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ FORMAT_VERSION = 1
 BEST_NAME = "best.ckpt"
 
 ENTRY = "protperf"
+_MAY_CHANGE = ("dropout", "activation_checkpointing")
 """The entry of a checkpoint's dict that describes its model."""
 _MODEL_PREFIX = "model."
 _STEP_NAME = re.compile(r"step=(\d+)\.ckpt")
@@ -103,19 +103,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         FormatError: damaged, or not one of ours.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FormatError(f"{path}: not a whole checkpoint ({reason}); use another one") from error
+    with path.open("rb") as file:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # on foreign bytes the unpickler fails in any way
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FormatError(f"{path}: not a whole checkpoint ({reason}); use another one") from error
     if not isinstance(content, dict) or ENTRY not in content:
         raise FormatError(f"{path}: no protperf checkpoint (it lacks the entry {ENTRY!r})")
-    version = content[ENTRY]["format_version"]
+    version = content[ENTRY].get("format_version", 0)
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: checkpoint format {version}, this protperf reads up to {FORMAT_VERSION}: update protperf"
         )
-    check_fingerprint(content[ENTRY]["fingerprint"], str(path))
+    check_fingerprint(str(content[ENTRY].get("fingerprint")), str(path))
     return content
 
 
@@ -133,8 +134,11 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     file = find_checkpoint(Path(path))
     content = read_checkpoint(file)
     about = content[ENTRY]
-    objective = ObjectiveConfig(**about["objective"])
-    model = ProteinModel(ModelConfig(**about["model"]), causal=objective.kind == "causal")
+    try:
+        config, objective = ModelConfig(**about["model"]), ObjectiveConfig(**about["objective"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{file}: not a model of this protperf ({error}); update protperf") from error
+    model = ProteinModel(config, causal=objective.kind == "causal")
     weights = {
         name.removeprefix(_MODEL_PREFIX): value
         for name, value in content["state_dict"].items()
@@ -149,6 +153,29 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         content["global_step"],
         about["dataset_digest"],
     )
+
+
+def check_resumable(
+    path: Path, model: ModelConfig, objective: ObjectiveConfig, *, attend_across_documents: bool
+) -> None:
+    """Refuse to go on from a checkpoint of another model, or of one that was asked something else.
+
+    Raises:
+        ValueError: a key that differs, by name.
+        FormatError: a damaged or foreign file, or another vocabulary.
+    """
+    about = read_checkpoint(path)[ENTRY]
+    found = {f"{part}.{key}": value for part in ("model", "objective") for key, value in about[part].items()}
+    found["data.attend_across_documents"] = about["attend_across_documents"]
+    own = {f"model.{key}": value for key, value in to_dict(model).items() if key not in _MAY_CHANGE}
+    own |= {f"objective.{key}": value for key, value in to_dict(objective).items()}
+    own["data.attend_across_documents"] = attend_across_documents
+    for key, value in own.items():
+        if found.get(key) != value:
+            raise ValueError(
+                f"{path}: cannot resume: it was trained with {key} {found.get(key)}, this run has {value}; "
+                "give the same, or another name for a new run"
+            )
 
 
 def _step_of(path: Path) -> int:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback
 
-from protperf.checkpoint.files import BEST_NAME, ENTRY, step_checkpoints, step_name
+from protperf.checkpoint.files import BEST_NAME, ENTRY, read_checkpoint, step_checkpoints, step_name
 
 
 class Checkpoints(Callback):
@@ -55,6 +56,7 @@ class Checkpoints(Callback):
         if step == self._last_step or (step % self._every and step != trainer.max_steps):
             return
         self._last_step = step
+        _check_finite(pl_module, step)
         self._save(trainer, self._folder / step_name(step))
         if trainer.is_global_zero:
             for old in step_checkpoints(self._folder)[: -self._keep]:
@@ -78,11 +80,23 @@ class Checkpoints(Callback):
         return {"best": self._best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the best loss so far."""
+        """Go on with the best loss so far: `best.ckpt` may be younger than the checkpoint gone on from."""
         self._best = state_dict["best"]
+        if (self._folder / BEST_NAME).is_file():
+            callbacks = read_checkpoint(self._folder / BEST_NAME)["callbacks"]
+            self._best = min(self._best, callbacks[self.state_key]["best"])
 
     def _save(self, trainer: pl.Trainer, path: Path) -> None:
         partial = path.with_name(path.name + ".partial")
         trainer.save_checkpoint(partial)
         if trainer.is_global_zero:
             os.replace(partial, path)
+
+
+def _check_finite(pl_module: pl.LightningModule, step: int) -> None:
+    """Keep diverged weights out of the checkpoints, so that there is a sound one to go on from."""
+    if not torch.nn.utils.get_total_norm(pl_module.parameters()).isfinite():
+        raise ValueError(
+            f"the weights have diverged at step {step} and are not saved: lower optim.learning_rate or raise "
+            "optim.warmup_steps, and start again from the last checkpoint or under another name"
+        )

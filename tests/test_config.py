@@ -1,0 +1,183 @@
+"""The configuration: YAML keys are fields, every shipped experiment works, wrong values are named."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from protperf import config as config_module
+from protperf.config import (
+    DataConfig,
+    LoggerConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    TrainerConfig,
+    from_section,
+    to_dict,
+)
+from protperf.model import ProteinModel
+from protperf.train import SECTIONS, Settings, read_settings
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+GROUP_FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "experiment"]
+EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
+
+
+def composed(*overrides: str) -> Any:
+    with initialize_config_module("protperf.conf", version_base="1.3"):
+        return compose("train", ["data.path=nowhere", *overrides])
+
+
+def settings_of(*overrides: str) -> Settings:
+    return read_settings(composed(*overrides))
+
+
+@pytest.mark.parametrize("path", GROUP_FILES, ids=[f"{path.parent.name}/{path.stem}" for path in GROUP_FILES])
+def test_the_keys_of_each_group_file_are_the_fields_of_its_dataclass(path: Path):
+    group = path.parent.name
+    names = [field.name for field in fields(SECTIONS[group])]
+    assert list(composed(f"{group}={path.stem}")[group]) == names
+    own = set(OmegaConf.to_container(OmegaConf.load(path))) - {"defaults"}  # type: ignore[arg-type]
+    assert own <= set(names)
+
+
+def test_every_group_has_a_dataclass_and_every_dataclass_a_group():
+    folders = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == {*SECTIONS, "experiment"}
+    classes = {value for name, value in vars(config_module).items() if name.endswith("Config")} - {
+        config_module.DictConfig
+    }
+    assert set(SECTIONS.values()) == classes
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_shipped_experiment_becomes_settings(name: str):
+    settings = settings_of(f"experiment={name}")
+    assert settings.name == name
+    assert settings.run_dir == Path("runs") / name
+    assert settings.optim.decay_steps == settings.trainer.max_steps
+
+
+def test_experiments_that_the_issue_names_are_there():
+    assert EXPERIMENTS == ["demo", "trembl_causal_36l", "trembl_masked_36l"]
+    assert settings_of("experiment=trembl_causal_36l").objective.kind == "causal"
+    assert settings_of("experiment=trembl_masked_36l").objective.kind == "masked"
+
+
+@pytest.mark.parametrize(
+    ("preset", "layers", "softmax"),
+    [("performer_36l", 36, False), ("performer_12l", 12, False), ("transformer_36l", 36, True)],
+)
+def test_presets_have_the_shapes_of_the_paper(preset: str, layers: int, softmax: bool):
+    model = settings_of(f"model={preset}").model
+    assert (model.num_layers, model.num_heads) == (layers, 8)
+    assert (model.model_dim, model.feedforward_dim, model.num_features) == (512, 1024, 256)
+    assert (model.attention == "softmax") == softmax
+
+
+def test_performer_36l_has_the_parameters_that_its_shape_says():
+    model = ProteinModel(settings_of("model=performer_36l").model, causal=False)
+    attention = 4 * 512 * 512  # queries, keys, values, output
+    feedforward = 2 * 512 * 1024
+    norms = 2 * (512 + 512)  # two with weight and bias
+    expected = 36 * 512 + 36 * (attention + feedforward + norms) + 2 * 512
+    assert expected == 75_590_656
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    assert {tuple(block.attention.projection.shape) for block in model.blocks} == {(256, 64)}
+
+
+def test_an_override_reaches_its_field_and_keeps_its_type():
+    settings = settings_of(
+        "trainer.max_steps=7", "optim.learning_rate=2e-4", "data.valid_sets=[valid,ood]", "logger.entity=lab"
+    )
+    assert settings.trainer.max_steps == settings.optim.decay_steps == 7
+    assert settings.optim.learning_rate == 2e-4
+    assert tuple(settings.data.valid_sets) == ("valid", "ood")
+    assert settings.logger.entity == "lab"
+
+
+WRONG = [
+    (ModelConfig, "attention", "favour", "favor, favor_hyperbolic, relu, softmax"),
+    (ModelConfig, "projection", "gaussian", "orthogonal, iid, regularised"),
+    (ModelConfig, "positions", "rotary", "rope, absolute, none"),
+    (ModelConfig, "feedforward", "relu", "gelu, swiglu"),
+    (ModelConfig, "num_layers", 0, "at least 1"),
+    (ModelConfig, "num_features", 0, "at least 1"),
+    (ModelConfig, "dropout", 1.5, "0.0 to 1.0"),
+    (ModelConfig, "dropout", float("nan"), "0.0 to 1.0"),
+    (ModelConfig, "model_dim", 130, "multiple of num_heads 4"),
+    (ModelConfig, "model_dim", 132, "needs an even width"),
+    (ObjectiveConfig, "kind", "span", "masked, causal"),
+    (ObjectiveConfig, "mask_fraction", 1.1, "0.0 to 1.0"),
+    (ObjectiveConfig, "mask_fraction", 0.0, "above 0 to 1"),
+    (ObjectiveConfig, "shown_as_random", 0.3, "above 1"),
+    (DataConfig, "batch_size", 0, "at least 1"),
+    (DataConfig, "num_workers", -1, "at least 0"),
+    (DataConfig, "valid_sets", [], "at least one"),
+    (DataConfig, "valid_sets", ["valid", "valid"], "each named once"),
+    (OptimConfig, "learning_rate", -1.0, "at least 0.0"),
+    (OptimConfig, "decay_steps", 0, "at least 1"),
+    (OptimConfig, "final_fraction", 2.0, "0.0 to 1.0"),
+    (OptimConfig, "beta1", 1.0, "below 1"),
+    (OptimConfig, "beta2", -0.1, "at least 0"),
+    (OptimConfig, "eps", -1.0, "at least 0"),
+    (TrainerConfig, "accelerator", "tpu", "auto, cpu, gpu, mps"),
+    (TrainerConfig, "strategy", "fsdp", "auto, ddp"),
+    (TrainerConfig, "precision", "fp16", "32-true, bf16-mixed, 16-mixed"),
+    (TrainerConfig, "max_steps", 0, "at least 1"),
+    (TrainerConfig, "accumulate_batches", 0, "at least 1"),
+    (TrainerConfig, "keep_checkpoints", 0, "at least 1"),
+    (TrainerConfig, "gradient_clip", -1.0, "at least 0"),
+    (TrainerConfig, "seed", -1, "0 to 4294967295"),
+    (LoggerConfig, "kind", "csv", "none, wandb"),
+]
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "allowed"), WRONG, ids=[f"{c.__name__}.{f}-{v}" for c, f, v, _ in WRONG]
+)
+def test_a_value_that_is_not_allowed_is_named_with_what_is(
+    section: type, field: str, value: Any, allowed: str
+):
+    needed = {"path": "x"} if section is DataConfig else {}
+    with pytest.raises(ValueError, match=field.split("_")[0]) as error:
+        from_section(section, {**needed, field: value})
+    assert allowed in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_a_key_that_no_field_has_is_refused_with_the_keys_there_are(section: type):
+    with pytest.raises(ValueError, match="mistyped") as error:
+        from_section(section, {"mistyped": 1})
+    assert all(field.name in str(error.value) for field in fields(section))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["many", "1.5", [1]])
+def test_a_value_of_the_wrong_type_is_refused(value: Any):
+    with pytest.raises(ValueError, match="TrainerConfig") as error:
+        from_section(TrainerConfig, {"max_steps": value})
+    assert "max_steps" in str(error.value)
+
+
+def test_a_missing_path_is_asked_for():
+    with initialize_config_module("protperf.conf", version_base="1.3"):
+        config = compose("train")
+    with pytest.raises(ValueError, match=r"^data.path is not set; give data.path=VALUE$"):
+        read_settings(config)
+
+
+def test_configurations_are_immutable_and_become_plain_dicts():
+    config = ModelConfig()
+    with pytest.raises(AttributeError):
+        config.num_layers = 3  # type: ignore[misc]
+    plain = to_dict(config)
+    assert type(plain) is dict
+    assert ModelConfig(**plain) == config

@@ -1,0 +1,192 @@
+"""Which window is read when: one global order, whatever the number of ranks, workers and starts."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training import WINDOW, small_dataset
+
+from protperf.batches import Batch
+from protperf.config import DataConfig, ObjectiveConfig
+from protperf.data import Position, QuestionDataset, TrainingOrder, WindowData, evaluation_keys
+from protperf.formats.shards import ShardSet
+from protperf.objectives import NOT_ASKED
+
+MASKED = ObjectiveConfig()
+Key = tuple[int, int]
+
+
+def order(*, rank: int = 0, world_size: int = 1, batch_size: int = 3, start: int = 0, n: int = 17) -> Any:
+    return TrainingOrder(
+        n, seed=4, batch_size=batch_size, rank=rank, world_size=world_size, start=lambda: start
+    )
+
+
+def global_sequence(count: int, *, world_size: int, batch_size: int, start: int = 0) -> list[Key]:
+    """Return what all ranks see, in order: batch by batch, rank by rank."""
+    ranks = [
+        order(rank=r, world_size=world_size, batch_size=batch_size, start=start) for r in range(world_size)
+    ]
+    steps = zip(*map(iter, ranks), strict=True)
+    keys = (key for step in steps for batch in step for key in batch)
+    return list(islice(keys, count))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 40])
+def test_all_ranks_together_see_one_sequence(world_size: int, batch_size: int):
+    assert global_sequence(200, world_size=world_size, batch_size=batch_size) == global_sequence(
+        200, world_size=1, batch_size=1
+    )
+
+
+def test_each_epoch_holds_each_window_once_in_an_order_of_its_own():
+    keys = global_sequence(17 * 6, world_size=1, batch_size=1)
+    epochs = [keys[17 * e : 17 * e + 17] for e in range(6)]
+    for number, epoch in enumerate(epochs):
+        assert {e for e, _ in epoch} == {number}
+        assert sorted(window for _, window in epoch) == list(range(17))
+    assert len({tuple(window for _, window in epoch) for epoch in epochs}) == 6
+
+
+@given(st.integers(0, 60), st.integers(1, 4), st.integers(1, 7))
+def test_going_on_from_any_sample_gives_the_rest(start: int, world_size: int, batch_size: int):
+    whole = global_sequence(120, world_size=1, batch_size=1)
+    rest = global_sequence(120 - start, world_size=world_size, batch_size=batch_size, start=start)
+    assert rest == whole[start:]
+
+
+def test_every_batch_is_full_across_the_end_of_an_epoch():
+    assert [len(batch) for batch in islice(iter(order(batch_size=5, n=7)), 20)] == [5] * 20
+    assert len({*global_sequence(20, world_size=1, batch_size=1)}) == 20
+
+
+def test_the_start_is_asked_when_iteration_begins():
+    position = Position(seed=0, num_windows=17, digest="d")
+    later = TrainingOrder(17, seed=4, batch_size=3, rank=0, world_size=1, start=position.start)
+    position.load_state_dict({"samples": 31, "seed": 0, "num_windows": 17, "digest": "d"})
+    assert next(iter(later)) == next(iter(order(start=31)))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("num_windows", [1, 5, 16])
+def test_ranks_share_an_evaluation_out_without_repeats(num_windows: int, world_size: int):
+    shares = [evaluation_keys(num_windows, rank=r, world_size=world_size) for r in range(world_size)]
+    assert sorted(window for share in shares for _, window in share) == list(range(num_windows))
+    assert len({epoch for share in shares for epoch, _ in share}) == 1
+
+
+def window_data(**options: Any) -> WindowData:
+    defaults: dict[str, Any] = {"path": str(small_dataset()), "batch_size": 4, "num_workers": 0}
+    return WindowData(DataConfig(**{**defaults, **options}), MASKED, seed=1)
+
+
+def batches_of(loader: Any, count: int) -> list[Batch]:
+    return list(islice(iter(loader), count))
+
+
+def test_workers_change_nothing():
+    alone = batches_of(window_data(num_workers=0).train_dataloader(), 30)
+    shared = batches_of(window_data(num_workers=2).train_dataloader(), 30)
+    for one, other in zip(alone, shared, strict=True):
+        assert one.inputs.equal(other.inputs)
+        assert one.targets.equal(other.targets)
+
+
+def test_ranks_cut_the_loaders_sequence(monkeypatch: pytest.MonkeyPatch):
+    whole = np.concatenate([batch.inputs for batch in batches_of(window_data().train_dataloader(), 24)])
+    for world_size in (2, 4):
+        ranks = []
+        for rank in range(world_size):
+            data = window_data()
+            data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
+            ranks.append(batches_of(data.train_dataloader(), 24 // world_size))
+        seen = [batch.inputs for step in zip(*ranks, strict=True) for batch in step]
+        np.testing.assert_array_equal(np.concatenate(seen), whole)
+
+
+def test_an_epoch_of_training_shows_each_window_of_the_shards_once():
+    shards = ShardSet(small_dataset(), "train")
+    data = WindowData(
+        DataConfig(path=str(small_dataset()), batch_size=1, num_workers=0),
+        ObjectiveConfig(kind="causal"),
+        seed=1,
+    )
+    seen = [batch.inputs[0].numpy().tobytes() for batch in batches_of(data.train_dataloader(), len(shards))]
+    assert sorted(seen) == sorted(shards.read(index).tobytes() for index in range(len(shards)))
+
+
+def test_validation_shows_each_window_once_and_the_same_questions_each_time():
+    data = window_data(valid_sets=("valid", "test"), batch_size=3)
+    loaders = data.val_dataloader()
+    assert len(loaders) == 2
+    for name, loader in zip(("valid", "test"), loaders, strict=True):
+        shards = ShardSet(small_dataset(), name)
+        first, second = list(loader), list(loader)
+        assert sum(len(batch.inputs) for batch in first) == len(shards)
+        for one, other in zip(first, second, strict=True):
+            assert one.inputs.equal(other.inputs)
+            assert one.targets.equal(other.targets)
+        restored = np.concatenate(
+            [np.where(batch.targets == NOT_ASKED, batch.inputs, batch.targets) for batch in first]
+        )
+        np.testing.assert_array_equal(restored, shards.read_many(range(len(shards))))
+
+
+def test_at_most_the_given_number_of_validation_windows_is_read():
+    loader = window_data(valid_windows=5, batch_size=2).val_dataloader()[0]
+    assert [len(batch.inputs) for batch in loader] == [2, 2, 1]
+    assert sum(len(b.inputs) for b in window_data(valid_windows=10**6).val_dataloader()[0]) == 10
+
+
+def test_each_rank_needs_a_window_to_validate_on():
+    data = window_data(valid_windows=3)
+    for world_size in (1, 3):
+        data.trainer = SimpleNamespace(global_rank=0, world_size=world_size)
+        data.setup("fit")
+    data.trainer = SimpleNamespace(global_rank=0, world_size=4)
+    with pytest.raises(
+        ValueError, match=r"3 windows of 'valid' .* fewer than the 4 ranks; raise data.valid_windows"
+    ):
+        data.setup("fit")
+
+
+def test_batches_are_bytes_of_whole_windows():
+    batch = next(iter(window_data().train_dataloader()))
+    assert isinstance(batch, Batch)
+    assert str(batch.inputs.dtype) == str(batch.targets.dtype) == "torch.uint8"
+    assert batch.inputs.shape == batch.targets.shape == (4, WINDOW)
+
+
+def test_a_question_set_may_be_pickled():
+    shards = ShardSet(small_dataset(), "train")
+    dataset = QuestionDataset(shards, MASKED, seed=0, evaluation=False)
+    np.testing.assert_array_equal(dataset[0, 3], pickle.loads(pickle.dumps(dataset))[0, 3])
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 8), ("num_windows", 16), ("digest", "other")])
+def test_other_data_or_another_seed_is_not_gone_on_with(key: str, value: Any):
+    state = Position(seed=7, num_windows=17, digest="d").state_dict()
+    Position(seed=7, num_windows=17, digest="d").load_state_dict(state)
+    with pytest.raises(ValueError, match=f"cannot resume: .* {key} .*another name"):
+        Position(seed=7, num_windows=17, digest="d").load_state_dict({**state, key: value})
+
+
+def test_position_counts_the_windows_of_all_ranks():
+    position = Position(seed=0, num_windows=17, digest="d")
+    batch = next(iter(window_data().train_dataloader()))
+    position.on_train_batch_end(SimpleNamespace(world_size=3), None, None, batch, 0)
+    assert position.start() == position.state_dict()["samples"] == 12
+
+
+def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"'ood' holds no protein; there are: train valid test"):
+        window_data(valid_sets=("valid", "ood"))

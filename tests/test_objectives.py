@@ -1,0 +1,218 @@
+"""What is asked: residues alone, the same question for the same window, and no answer shown."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from training import prepared, train_small
+
+from protperf.config import ModelConfig, ObjectiveConfig
+from protperf.model import ProteinModel
+from protperf.objectives import NOT_ASKED, ask, question_generator, token_losses, token_sums
+
+PAD, BOS, EOS, MASK = 26, 27, 28, 29
+MASKED, CAUSAL = ObjectiveConfig(kind="masked"), ObjectiveConfig(kind="causal")
+
+
+def packed_windows(num_tokens: int, seed: int = 0) -> np.ndarray:
+    """Proteins of all residue letters, packed, then padding: a stretch of every kind of token that a shard holds."""
+    generator = np.random.default_rng(seed)
+    parts = []
+    while sum(map(len, parts)) < num_tokens:
+        residues = generator.integers(0, 26, generator.integers(1, 400), dtype=np.uint8)
+        parts.append(np.concatenate([[BOS], residues, [EOS]]).astype(np.uint8))
+    tokens = np.concatenate(parts)[: num_tokens - 50]
+    return np.concatenate([tokens, np.full(50, PAD, np.uint8)])
+
+
+def question(
+    tokens: np.ndarray, config: ObjectiveConfig = MASKED, *, epoch: int = 0, window: int = 0, **kinds: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    return ask(tokens, config, question_generator(0, epoch=epoch, window=window), **kinds)
+
+
+def near(count: int, total: int, chance: float) -> bool:
+    """Whether a count lies within 4.5 standard deviations of the binomial's mean (1 in 150,000 does not)."""
+    return abs(count - total * chance) < 4.5 * math.sqrt(total * chance * (1 - chance))
+
+
+def test_masked_asks_15_percent_of_residues_and_corrupts_80_10_10():
+    tokens = packed_windows(300_000)
+    inputs, targets = question(tokens)
+    asked = targets != NOT_ASKED
+    residues = tokens < 26
+    assert not asked[~residues].any()
+    assert near(asked.sum(), residues.sum(), 0.15)
+    np.testing.assert_array_equal(targets[asked], tokens[asked])
+    np.testing.assert_array_equal(inputs[~asked], tokens[~asked])
+    shown, truth, total = inputs[asked], tokens[asked], asked.sum()
+    assert near((shown == MASK).sum(), total, 0.8)
+    standard = truth < 20
+    kept = (shown == truth)[standard].sum()  # a random residue is the true one in 1 case of 20
+    assert near(kept, standard.sum(), 0.1 + 0.1 / 20)
+    replaced = shown[(shown != MASK) & (shown != truth)]
+    assert replaced.max() < 20
+    counts = np.bincount(replaced, minlength=20)
+    assert all(near(count, len(replaced), 1 / 20) for count in counts)
+
+
+@pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
+def test_the_split_of_the_corruption_is_an_option(shares: tuple[float, float]):
+    tokens = packed_windows(50_000)
+    config = ObjectiveConfig(mask_fraction=0.4, shown_as_mask=shares[0], shown_as_random=shares[1])
+    inputs, targets = question(tokens, config)
+    asked = targets != NOT_ASKED
+    assert near(asked.sum(), (tokens < 26).sum(), 0.4)
+    assert near((inputs[asked] == MASK).sum(), asked.sum(), shares[0]) or shares[0] in (0, 1)
+    if shares == (0.0, 0.0):
+        np.testing.assert_array_equal(inputs, tokens)
+    if shares == (1.0, 0.0):
+        assert (inputs[asked] == MASK).all()
+    if shares == (0.0, 1.0):
+        assert not (inputs[asked] == MASK).any()
+
+
+def test_which_residues_are_asked_does_not_depend_on_what_they_are():
+    residues = np.random.default_rng(1).integers(0, 26, 200_000, dtype=np.uint8)
+    _, targets = question(residues)
+    asked, everywhere = np.bincount(targets[targets != NOT_ASKED], minlength=26), np.bincount(residues)
+    assert all(near(a, n, 0.15) for a, n in zip(asked, everywhere, strict=True))
+
+
+def test_evaluation_shows_masks_alone_where_it_asks_and_the_truth_elsewhere():
+    tokens = packed_windows(100_000)
+    inputs, targets = question(tokens, evaluation=True)
+    asked = targets != NOT_ASKED
+    assert near(asked.sum(), (tokens < 26).sum(), 0.15)
+    assert (inputs[asked] == MASK).all()
+    np.testing.assert_array_equal(inputs[~asked], tokens[~asked])
+    np.testing.assert_array_equal(targets[asked], tokens[asked])
+
+
+@pytest.mark.parametrize("config", [MASKED, CAUSAL])
+def test_a_question_is_a_function_of_seed_epoch_and_window(config: ObjectiveConfig):
+    tokens = packed_windows(2000)
+    before = tokens.copy()
+    first = question(tokens, config, epoch=2, window=7)
+    again = question(tokens, config, epoch=2, window=7)
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(tokens, before)
+    assert first[0].dtype == first[1].dtype == np.uint8
+
+
+def test_another_seed_epoch_or_window_asks_something_else():
+    tokens = packed_windows(2000)
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 2**23 - 1, 0), (0, 0, 2**40 - 1)]
+    asked = [
+        tuple(ask(tokens, MASKED, question_generator(s, epoch=e, window=w))[1] != NOT_ASKED)
+        for s, e, w in keys
+    ]
+    assert len(set(asked)) == len(keys)
+
+
+def test_causal_asks_the_next_token_of_the_same_protein_by_hand():
+    tokens = np.array([3, EOS, BOS, 10, 8, EOS, BOS, 25, EOS, PAD, PAD], np.uint8)
+    no = NOT_ASKED
+    inputs, targets = question(tokens, CAUSAL)
+    np.testing.assert_array_equal(inputs, tokens)
+    assert targets.tolist() == [EOS, no, 10, 8, EOS, no, 25, EOS, no, no, no]
+    _, targets = question(tokens, CAUSAL, evaluation=True)
+    assert targets.tolist() == [no, no, 10, 8, no, no, 25, no, no, no, no]
+
+
+def test_causal_asks_each_residue_of_a_window_but_its_first():
+    tokens = packed_windows(5000)
+    _, targets = question(tokens, CAUSAL, evaluation=True)
+    expected = [after if after < 26 else NOT_ASKED for _, after in pairwise(tokens.tolist())]
+    assert targets.tolist() == [*expected, NOT_ASKED]
+
+
+def test_token_losses_are_the_softmax_by_hand():
+    logits = torch.tensor([[0.0, math.log(3.0)], [1.0, 1.0], [1000.0, 0.0]])
+    losses = token_losses(logits, torch.tensor([0, 1, 1]))
+    expected = [math.log(4.0), math.log(2.0), 1000.0]  # -ln(1/4), -ln(1/2), far from overflow
+    torch.testing.assert_close(losses, torch.tensor(expected))
+    sums = token_sums(logits, torch.tensor([1, 0, 1]))
+    assert sums.nll.item() == pytest.approx(math.log(4 / 3) + math.log(2) + 1000)
+    assert (sums.asked.item(), sums.correct.item()) == (3, 2)
+
+
+def test_nothing_asked_sums_to_zero_with_a_gradient():
+    logits = torch.zeros(0, 36, requires_grad=True)
+    sums = token_sums(logits, torch.zeros(0, dtype=torch.long))
+    assert (sums.nll.item(), sums.asked.item(), sums.correct.item()) == (0.0, 0, 0)
+    sums.nll.backward()
+
+
+def test_half_precision_scores_are_compared_in_float32():
+    logits = torch.randn(50, 36, generator=torch.Generator().manual_seed(0)).bfloat16()
+    losses = token_losses(logits, torch.arange(50) % 36)
+    assert losses.dtype == torch.float32
+    expected = -torch.log_softmax(logits.double(), -1)[torch.arange(50), torch.arange(50) % 36]
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+RANDOM_OPTIONS = (
+    "model.num_layers=1",
+    "model.num_heads=1",
+    "model.model_dim=32",
+    "model.num_features=32",
+    "model.dropout=0",
+    "optim.learning_rate=2e-2",
+    "optim.weight_decay=0",
+    "trainer.max_steps=250",
+    "trainer.validate_every=250",
+)
+
+
+@cache
+def random_proteins(window: int) -> Path:
+    """Uniformly random proteins: whoever predicts them better than ln 20 has seen the answer."""
+    generator = np.random.default_rng(0)
+    letters = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
+    records = [(f"r{i}", "".join(generator.choice(letters, 200))) for i in range(400)]
+    return prepared(f"random-{window}", records, window=window, valid=0.3, test=0.0)
+
+
+def loss_on_random_residues(run_dir: Path, *, window: int, kind: str, attention: str) -> float:
+    options = (f"objective={kind}", f"model.attention={attention}", f"data.batch_size={1280 // window}")
+    run, _ = train_small(run_dir, *options, *RANDOM_OPTIONS, data=random_proteins(window))
+    return run.task.valid_results["valid/loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "attention", "window"),
+    [
+        ("causal", "favor", 32),
+        ("causal", "favor_hyperbolic", 32),
+        ("causal", "relu", 32),
+        ("causal", "relu", 160),
+        ("causal", "softmax", 160),
+        ("masked", "relu", 32),
+        ("masked", "softmax", 160),
+    ],
+)
+def test_no_model_predicts_random_residues(kind: str, attention: str, window: int, tmp_path: Path):
+    loss = loss_on_random_residues(tmp_path, window=window, kind=kind, attention=attention)
+    # over 3,000 residues and more at less than 0.15 nats of spread each: 4 standard errors are below 0.01
+    assert math.log(20) - 0.01 < loss < math.log(20) + 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attention", "window"), [("softmax", 160), ("relu", 32)])
+def test_a_leak_would_show_on_random_residues(
+    attention: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def seeing_both_ways(config: ModelConfig, *, causal: bool) -> ProteinModel:
+        return ProteinModel(config, causal=False)
+
+    monkeypatch.setattr("protperf.task.ProteinModel", seeing_both_ways)
+    loss = loss_on_random_residues(tmp_path, window=window, kind="causal", attention=attention)
+    assert loss < math.log(20) - 0.1

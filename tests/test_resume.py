@@ -1,0 +1,242 @@
+"""A run that stops and goes on is the run that never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from training import (
+    SMALL,
+    Recorder,
+    assert_same,
+    clean_environment,
+    command_line,
+    load_plain,
+    protperf,
+    scratch_dir,
+    small_dataset,
+    train_small,
+)
+
+from protperf.formats.metrics_file import read_metrics
+from protperf.optim import learning_rate_factor
+
+MEASURED = ("train/tokens_per_second", "train/peak_memory_gib")
+"""Metrics that a clock or the machine decides."""
+
+NUM_WINDOWS = 45
+"""Training windows of the small dataset: with batches of 4, 45 steps of one batch are 4 whole epochs."""
+
+
+def options(steps: int, *more: str) -> tuple[str, ...]:
+    return (f"trainer.max_steps={steps}", "optim.decay_steps=400", "trainer.validate_every=25", *more)
+
+
+def assert_same_run(one: Path, other: Path, step: int) -> None:
+    """Compare the last checkpoints, the best ones and the metrics of two runs."""
+    for name in (f"step={step:08d}.ckpt", "best.ckpt"):
+        a, b = (load_plain(run / "checkpoints" / name) for run in (one, other))
+        for part in (
+            "state_dict",
+            "optimizer_states",
+            "lr_schedulers",
+            "callbacks",
+            "protperf",
+            "global_step",
+        ):
+            assert_same(a[part], b[part], f"{name}: {part}")
+    metrics = [read_metrics(run / "metrics.csv") for run in (one, other)]
+    for name in MEASURED:
+        assert metrics[0].pop(name).keys() == metrics[1].pop(name).keys()
+    assert metrics[0] == metrics[1]
+    assert metrics[0]
+
+
+@cache
+def uninterrupted(steps: int, *more: str) -> tuple[Path, Recorder]:
+    run_dir = scratch_dir() / f"whole-{steps}-{'-'.join(more)}"
+    return run_dir, train_small(run_dir, *options(steps, *more))[1]
+
+
+def check_resume(tmp_path: Path, stops: list[int], total: int, *more: str, workers: int = 0) -> None:
+    """Train to each stop and on to the end; compare every micro-batch and the end with one uninterrupted run."""
+    whole_dir, whole = uninterrupted(total, *more)
+    losses, rates, inputs, redraws = [], [], [], []
+    for stop in (*stops, total):
+        _, record = train_small(tmp_path, *options(stop, *more, f"data.num_workers={workers}"))
+        losses += record.losses
+        rates += record.rates
+        inputs += record.inputs
+        redraws += record.redraws
+    assert losses == whole.losses
+    assert rates == whole.rates
+    assert inputs == whole.inputs
+    assert redraws == whole.redraws
+    assert_same_run(tmp_path, whole_dir, total)
+
+
+@pytest.mark.parametrize(
+    ("stops", "accumulate", "workers"),
+    [
+        ([NUM_WINDOWS], 1, 0),  # the last batch of an epoch
+        ([33, 67], 1, 2),  # twice in mid-epoch, once off every interval of log, validation and redraw
+        ([30, 60], 1, 0),  # on a redraw
+    ],
+)
+def test_stop_and_resume_equals_uninterrupted(
+    stops: list[int], accumulate: int, workers: int, tmp_path: Path
+):
+    check_resume(tmp_path, stops, 90, f"trainer.accumulate_batches={accumulate}", workers=workers)
+
+
+@pytest.mark.parametrize("stops", [[15], [7, 31]])  # 15 steps of 3 batches of 4: 4 whole epochs
+def test_stop_and_resume_with_accumulation(stops: list[int], tmp_path: Path):
+    check_resume(tmp_path, stops, 40, "trainer.accumulate_batches=3", workers=0)
+
+
+def test_stop_and_resume_causal_softmax(tmp_path: Path):
+    check_resume(tmp_path, [21], 30, "objective=causal", "model.attention=softmax")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [200, 4 * NUM_WINDOWS])
+def test_stop_after_hundreds_of_steps_and_400_are_one(stop: int, tmp_path: Path):
+    check_resume(tmp_path, [stop], 400, workers=2)
+
+
+def test_a_finished_run_started_again_does_nothing(tmp_path: Path):
+    train_small(tmp_path, *options(30))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    _, record = train_small(tmp_path, *options(30))
+    assert record.losses == []
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_metrics_file_is_append_only(tmp_path: Path):
+    train_small(tmp_path, *options(20))
+    first = (tmp_path / "metrics.csv").read_bytes()
+    train_small(tmp_path, *options(40))
+    second = (tmp_path / "metrics.csv").read_bytes()
+    assert second.startswith(first)
+    assert len(second) > len(first)
+    assert second.count(b"step,metric,value") == 1
+
+
+@pytest.mark.slow
+def test_the_command_line_goes_on_in_the_same_run_folder(tmp_path: Path):
+    arguments = ("train", f"data.path={small_dataset()}", "name=one", *SMALL)
+    for steps in (20, 45):
+        result = protperf(*arguments, *options(steps), cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines() == ["runs/one"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["one"]
+    whole_dir, _ = uninterrupted(45)
+    assert_same_run(tmp_path / "runs" / "one", whole_dir, 45)
+
+
+def kill_after(run_dir: Path, step: int, arguments: tuple[str, ...], cwd: Path) -> None:
+    """Start a run and kill it without warning once it has written its checkpoint at `step`."""
+    process = subprocess.Popen(
+        command_line(*arguments),
+        cwd=cwd,
+        env=clean_environment(cwd),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not (run_dir / "checkpoints" / f"step={step:08d}.ckpt").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_end(tmp_path: Path):
+    more = ("trainer.checkpoint_every=20",)
+    arguments = ("train", f"data.path={small_dataset()}", "name=killed", *SMALL, *options(150, *more))
+    run_dir = tmp_path / "runs" / "killed"
+    kill_after(run_dir, 40, arguments, tmp_path)
+    reached = max(int(path.stem.split("=")[1]) for path in (run_dir / "checkpoints").glob("step=*.ckpt"))
+    assert 40 <= reached < 150
+    _, record = train_small(run_dir, *options(150, *more))
+    whole_dir, whole = uninterrupted(150, *more)
+    assert record.losses == whole.losses[reached:]
+    assert_same_run(run_dir, whole_dir, 150)
+    assert sorted(os.listdir(run_dir / "checkpoints")) == sorted(os.listdir(whole_dir / "checkpoints"))
+
+
+def test_the_best_checkpoint_stays_the_best_of_all_starts(tmp_path: Path):
+    train_small(tmp_path, *options(25))
+    last, best = (tmp_path / "checkpoints" / name for name in ("step=00000025.ckpt", "best.ckpt"))
+    before = best.read_bytes()
+    content = load_plain(last)
+    content["state_dict"]["model.embedding.weight"] *= 30  # whoever goes on from here does worse
+    torch.save(content, last)
+    train_small(tmp_path, *options(50))
+    losses = read_metrics(tmp_path / "metrics.csv")["valid/loss"]
+    assert losses[50] > losses[25]
+    assert best.read_bytes() == before
+
+
+def test_a_resumed_run_moves_as_its_configuration_says(tmp_path: Path):
+    train_small(tmp_path, *options(10))
+    changed = (
+        "optim.learning_rate=1e-3",
+        "optim.decay_steps=20",
+        "optim.warmup_steps=5",
+        "optim.weight_decay=0",
+    )
+    run, record = train_small(tmp_path, *options(20), *changed)
+    expected = [1e-3 * learning_rate_factor(step, run.task.optim) for step in range(10, 20)]
+    assert [float.fromhex(rate) for rate in record.rates] == expected
+    assert {group["weight_decay"] for group in run.trainer.optimizers[0].param_groups} == {0.0}
+
+
+@pytest.mark.parametrize("every", [2, 1000])
+def test_weights_that_have_diverged_are_never_saved(every: int, tmp_path: Path):
+    steep = ("optim.learning_rate=1e30", "optim.warmup_steps=0", "trainer.log_every=1000")
+    with pytest.raises(ValueError, match=r"diverged at step .* lower optim.learning_rate") as error:
+        train_small(tmp_path, *options(4), *steep, f"trainer.checkpoint_every={every}")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.rglob("*.ckpt*"))
+
+
+def test_a_damaged_last_checkpoint_is_named_in_one_line(tmp_path: Path):
+    train_small(tmp_path, *options(20))
+    last = tmp_path / "checkpoints" / "step=00000020.ckpt"
+    last.write_bytes(last.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"step=00000020.ckpt: not a whole checkpoint") as error:
+        train_small(tmp_path, *options(40))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", ["model.num_layers=1", "model.num_features=4", "objective=causal"])
+def test_another_model_does_not_go_on_with_a_run(change: str, tmp_path: Path):
+    train_small(tmp_path, *options(10))
+    with pytest.raises(ValueError, match="another name") as error:
+        train_small(tmp_path, *options(20), change)
+    assert "\n" not in str(error.value)
+
+
+def test_another_seed_does_not_go_on_with_a_run(tmp_path: Path):
+    train_small(tmp_path, *options(10))
+    with pytest.raises(ValueError, match=r"cannot resume: .* seed 0, this run has 1"):
+        train_small(tmp_path, *options(20), "trainer.seed=1")
+
+
+def test_resume_false_refuses_a_folder_that_holds_a_run(tmp_path: Path):
+    train_small(tmp_path, *options(10), "resume=false")
+    with pytest.raises(ValueError, match="already holds a run; give another name"):
+        train_small(tmp_path, *options(20), "resume=false")
+    shutil.rmtree(tmp_path / "checkpoints")
+    train_small(tmp_path, *options(10), "resume=false")
