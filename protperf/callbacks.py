@@ -77,6 +77,7 @@ class Report(Callback):
         self._every = every
         self._resumed: dict[str, float] = {}
         self._gradient_norm = math.nan
+        self._learning_rate = math.nan
         self._last_step = 0
         self._tokens = 0
         self._seconds = 0.0
@@ -110,7 +111,7 @@ class Report(Callback):
             )
         values |= {
             "train/gradient_norm": self._gradient_norm,
-            "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/learning_rate": self._learning_rate,
             "train/tokens_per_second": self._tokens / self._seconds,
             "train/peak_memory_gib": peak_memory_gib(pl_module.device),
         }
@@ -120,8 +121,9 @@ class Report(Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Measure the gradient's norm, before it is clipped, at the step that ends an interval."""
+        """Note what the step that ends an interval moves with: its rate, and the gradient's norm before clipping."""
         if (trainer.global_step + 1) % self._every == 0:
+            self._learning_rate = optimizer.param_groups[0]["lr"]
             gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
             self._gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
 

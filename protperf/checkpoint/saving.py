@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 
 from protperf.checkpoint.files import BEST_NAME, ENTRY, read_checkpoint, step_checkpoints, step_name
+from protperf.formats.commit import commit_file
 
 
 class Checkpoints(Callback):
@@ -90,7 +90,7 @@ class Checkpoints(Callback):
         partial = path.with_name(path.name + ".partial")
         trainer.save_checkpoint(partial)
         if trainer.is_global_zero:
-            os.replace(partial, path)
+            commit_file(partial, path)
 
 
 def _check_finite(pl_module: pl.LightningModule, step: int) -> None:

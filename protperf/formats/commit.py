@@ -28,6 +28,17 @@ def commit_bytes(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def commit_file(temporary: Path, path: Path) -> None:
+    """Flush a file that was written under a temporary name to the disk and rename it to `path`."""
+    descriptor = os.open(temporary, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's list of names, so that a rename in it outlives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
