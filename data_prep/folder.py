@@ -6,15 +6,14 @@ Only files that a manifest of ours names, or that lie in our own work folder, ar
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import IO
 
-from protperf.formats.commit import commit_bytes, sync_folder
+from protperf.formats.commit import commit_bytes, lock_folder, sync_folder
 from protperf.formats.manifest import MANIFEST_NAME, SPLITS, list_files
 from protperf.formats.ngrams import NGRAMS_NAME
 
@@ -46,7 +45,7 @@ class OutputFolder:
         self.work = path / WORK_NAME
         self._force = force
         self._created = False
-        self._lock: BinaryIO | None = None
+        self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> OutputFolder:
         """Make and lock the work folder, clear what a killed build left, check what is there.
@@ -95,18 +94,9 @@ class OutputFolder:
         return [SKIPPED_NAME, *list_files(self.path)]
 
     def _take_lock(self) -> None:
-        """Refuse to build beside another build; file systems without locks are taken as they are."""
-        lock = open(self.work / "lock", "wb")  # noqa: SIM115 - held until the build ends
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ValueError(
-                f"{self.path}: another `protperf prepare` is writing there; wait for it"
-            ) from None
-        except OSError:
-            pass
-        self._lock = lock
+        """Refuse to build beside another build; see `lock_folder`."""
+        busy = f"{self.path}: another `protperf prepare` is writing there; wait for it"
+        self._lock = lock_folder(self.work / "lock", busy=busy)
 
     def _clear_leftovers(self) -> None:
         """Remove what a killed build left: its work folder, and the files it had moved before its manifest."""

@@ -37,7 +37,7 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class LengthFilter:
-    """RecordCounts of the records that the length limits dropped."""
+    """Applies the length limits and counts what they drop."""
 
     too_short: int = 0
     too_long: int = 0

@@ -144,6 +144,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 _ROUNDS = 6
+_ORDER_STREAM = 1 << 63
+"""Keeps the draws of an epoch's order apart from those of its questions (`objectives.question_generator`)."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -163,7 +165,7 @@ def permuted(places: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndar
         int64 `(N,)`.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
-    keys = np.random.Philox(key=[seed, epoch]).random_raw(_ROUNDS)
+    keys = np.random.Philox(key=[seed, _ORDER_STREAM | epoch]).random_raw(_ROUNDS)
     result = places.astype(np.uint64)
     outside = np.ones(len(result), bool)
     while outside.any():

@@ -51,13 +51,16 @@ class Redraw(Callback):
     def __init__(self, model: ProteinModel, *, every: int) -> None:
         self._model = model
         self._every = every
+        self._redraw = -1
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         """Redraw if an interval is full: never inside an accumulation window, where the step stands still."""
-        if self._every:
-            self._model.redraw_projections(trainer.global_step // self._every)
+        redraw = trainer.global_step // self._every if self._every else self._redraw
+        if redraw != self._redraw:
+            self._model.redraw_projections(redraw)
+            self._redraw = redraw
 
 
 class Report(Callback):
@@ -95,11 +98,12 @@ class Report(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
-        """Report if an interval is full."""
+        """Report if an interval is full, and after the last step, which is validated too."""
         self._tokens += batch.inputs.numel() * trainer.world_size
         step = trainer.global_step
-        if step == self._last_step or step % self._every:
+        if step == self._last_step or not self._is_due(trainer, step):
             return
+        trainer.should_stop |= step == trainer.max_steps  # Lightning then validates before it stops
         self._last_step = step
         self._stop_clock()
         values = {f"train/{name}": value for name, value in self._train_metrics.compute().items()}
@@ -122,7 +126,7 @@ class Report(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Note what the step that ends an interval moves with: its rate, and the gradient's norm before clipping."""
-        if (trainer.global_step + 1) % self._every == 0:
+        if self._is_due(trainer, trainer.global_step + 1):
             self._learning_rate = optimizer.param_groups[0]["lr"]
             gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
             self._gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
@@ -143,6 +147,9 @@ class Report(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the sums of the interval; training adds them on one rank when it starts."""
         self._resumed = state_dict
+
+    def _is_due(self, trainer: pl.Trainer, step: int) -> bool:
+        return step % self._every == 0 or step == trainer.max_steps
 
     def _stop_clock(self) -> None:
         now = time.perf_counter()

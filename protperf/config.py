@@ -51,13 +51,16 @@ def _check_range(config: Any, field: str, low: float, high: float = float("inf")
 class ModelConfig:
     """Shape and parts of the model."""
 
-    attention: str = "favor"
+    attention: str = "relu"
     """favor, favor_hyperbolic, relu (linear in length) or softmax (exact)."""
     num_layers: int = 4
+    """Blocks of attention and feed-forward."""
     num_heads: int = 4
+    """Heads of each attention."""
     model_dim: int = 128
     """Width D of the hidden states; each head is D / num_heads wide."""
     feedforward_dim: int = 256
+    """Width between the two matrices of the feed-forward part."""
     num_features: int = 64
     """Rows M of the random projection (unused by softmax)."""
     projection: str = "orthogonal"
@@ -69,6 +72,7 @@ class ModelConfig:
     feedforward: str = "gelu"
     """gelu or swiglu."""
     dropout: float = 0.0
+    """Share of values zeroed in training: embeddings, feed-forward, and what each part adds to the residual."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: memory of one block instead of all."""
 
@@ -153,6 +157,7 @@ class OptimConfig:
     learning_rate: float = 1e-3
     """The peak, reached after warm-up."""
     warmup_steps: int = 100
+    """Optimizer steps over which the learning rate rises linearly."""
     decay_steps: int = 1000
     """Optimizer steps from the start to the end of the cosine; constant after that."""
     final_fraction: float = 0.1
@@ -160,8 +165,11 @@ class OptimConfig:
     weight_decay: float = 0.1
     """On matrices only, not on norms, biases or embeddings."""
     beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
     beta2: float = 0.98
+    """AdamW's decay of the mean squared gradient."""
     eps: float = 1e-9
+    """AdamW's guard against division by zero."""
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -184,15 +192,17 @@ class TrainerConfig:
     """How long, on what, and how often something is done; all in optimizer steps."""
 
     max_steps: int = 1000
+    """Train until this step, counted from the start of the run."""
     accelerator: str = "auto"
     """auto, cpu, gpu or mps."""
     devices: int = 1
     """Processes on each node."""
     num_nodes: int = 1
+    """Machines."""
     strategy: str = "auto"
     """auto or ddp."""
     precision: str = "32-true"
-    """32-true, bf16-mixed or 16-mixed; attention computes in float32 whatever this says."""
+    """32-true, bf16-mixed or 16-mixed; linear attention computes in float32 whatever this says."""
     accumulate_batches: int = 1
     """Batches whose gradients make one optimizer step."""
     gradient_clip: float = 0.5
@@ -200,10 +210,13 @@ class TrainerConfig:
     redraw_every: int = 1000
     """Draw the random projections anew every so many steps; 0 never does."""
     validate_every: int = 500
+    """Validate every so many steps, and after the last one."""
     checkpoint_every: int = 500
+    """Write a checkpoint every so many steps, and after the last one."""
     keep_checkpoints: int = 2
     """How many of the latest checkpoints stay, besides the best one."""
     log_every: int = 50
+    """Report training metrics every so many steps, and after the last one."""
     seed: int = 0
     """Initial weights, masks, order of windows and dropout follow from it."""
 
@@ -225,9 +238,11 @@ class LoggerConfig:
     """Where metrics go besides the run folder's metrics.csv."""
 
     kind: str = "none"
-    """none or wandb (offline unless an API key is there)."""
+    """none or wandb (offline unless an API key is there and the server answers)."""
     project: str = "protperf"
+    """W&B's project."""
     entity: str | None = None
+    """W&B's team or user; null for the key's own."""
 
     def __post_init__(self) -> None:
         """Check values."""

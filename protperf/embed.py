@@ -188,7 +188,7 @@ def describe_outputs(trained: TrainedModel, outputs: dict[str, Path]) -> dict[st
 def leave_out(record: Record, skipped: SkippedList, *, strict: bool) -> None:
     """Leave out a record that does not fit into memory even alone; an error where `strict`."""
     found = f"{len(record.tokens)} residues"
-    skipped.add(Skipped(record.path, record.line, record.id, None, "out_of_memory", found))
+    skipped.add(Skipped(record.path, record.line, record.id, None, "out_of_memory", found, record.unit))
     if strict:
         raise ValueError(f"{explain_too_large(skipped.added[-1])} (stopped by --strict)")
 

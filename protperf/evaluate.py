@@ -37,8 +37,11 @@ class Score(NamedTuple):
 def main(argv: list[str] | None = None) -> int:
     """Evaluate a checkpoint and print a table; return the exit status."""
     options = parse(argv)
+    if options.json and options.json.exists() and not options.force:
+        raise ValueError(f"{options.json}: exists already; give another name, or --force to replace it")
     from protperf.checkpoint import load_model
     from protperf.devices import choose_device
+    from protperf.formats.commit import commit_bytes
     from protperf.formats.manifest import read_manifest
 
     device = choose_device(options.device)
@@ -52,6 +55,10 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
     held_out = [name for name, stats in manifest.splits.items() if stats.windows and name != TRAINING_SPLIT]
+    if not held_out and not options.splits:
+        raise ValueError(
+            f"{options.data}: holds no split but {TRAINING_SPLIT!r}; prepare it with --valid or --test above 0"
+        )
     results = evaluate(
         trained,
         options.data,
@@ -63,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{trained.path}, step {trained.step:,}, {trained.objective.kind}")
     print(format_table(results))
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        commit_bytes(options.json, (json.dumps(results, indent=1) + "\n").encode())
     return 0
 
 
@@ -96,7 +103,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (auto)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to FILE")
-    return parser.parse_args(argv)
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+    options = parser.parse_args(argv)
+    if options.max_windows < 0:
+        parser.error(f"--max-windows {options.max_windows}: must be at least 0")
+    if options.toks_per_batch < 1:
+        parser.error(f"--toks-per-batch {options.toks_per_batch}: must be at least 1")
+    return options
 
 
 def evaluate(
@@ -191,8 +204,8 @@ def format_table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
     lines = [f"{'split':<8} {'predictor':<10} {'residues':>12} {'perplexity':>11} {'accuracy':>9}"]
     for split, scores in results.items():
         for name, values in scores.items():
-            numbers = f"{values['asked']:>12,} {values['perplexity']:>11.3f} {values['accuracy']:>8.2%}"
-            lines.append(f"{split:<8} {name:<10} {numbers:>9}")
+            numbers = f"{values['asked']:>12,} {values['perplexity']:>11.3f} {values['accuracy']:>9.2%}"
+            lines.append(f"{split:<8} {name:<10} {numbers}")
     return "\n".join(lines)
 
 

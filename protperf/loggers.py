@@ -5,6 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import secrets
+import socket
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,10 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from protperf.config import LoggerConfig
-from protperf.formats.metrics_file import append_metrics
-
-METRICS_NAME = "metrics.csv"
+from protperf.formats.metrics_file import METRICS_NAME, append_metrics
 
 _WANDB_ID_NAME = "wandb_id"
+_WANDB_SECONDS = 5
 
 
 class MetricsFile(Logger):
@@ -67,7 +67,7 @@ def build_loggers(
             entity=config.entity,
             id=_run_id(run_dir),
             save_dir=run_dir,
-            offline=not has_wandb_key(),
+            offline=not (has_wandb_key() and reaches_wandb()),
         )
         wandb.log_hyperparams(settings)
         loggers.append(wandb)
@@ -78,11 +78,24 @@ def has_wandb_key() -> bool:
     """Tell whether W&B can log in without asking: a key in the environment or in netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
     try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(_wandb_address()[0]) is not None
     except (FileNotFoundError, netrc.NetrcParseError):
         return False
+
+
+def reaches_wandb() -> bool:
+    """Tell whether W&B's server answers; without it a run is kept offline, for `wandb sync` later."""
+    try:
+        socket.create_connection(_wandb_address(), timeout=_WANDB_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wandb_address() -> tuple[str, int]:
+    url = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    return url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
 
 
 @rank_zero_only

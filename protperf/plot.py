@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".pdf", ".svg")
-METRICS_NAME = "metrics.csv"
 GROUP_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f3c8d", "#8b5a2b")
 """For the most frequent organisms; the others share grey."""
 
 _SIZE = (7.0, 4.5)  # inches
 _DOTS_PER_INCH = 150
+_FEW_POINTS = 20
 _VALID_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _FLOOR_DASHES = ((0, (1, 1.5)), (0, (4, 2)), (0, (7, 2)), (0, (7, 2, 1, 2)))
 
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def plot_curve(options: argparse.Namespace) -> Figure:
     """Read what a run wrote and draw its curve."""
-    from protperf.formats.metrics_file import read_metrics
+    from protperf.formats.metrics_file import METRICS_NAME, read_metrics
 
     path = options.run / METRICS_NAME if options.run.is_dir() else options.run
     metrics = read_metrics(path)
@@ -86,7 +86,8 @@ def draw_curve(curves: dict[str, dict[int, float]], floors: dict[str, float], *,
     if "train" in curves:
         steps = curves["train"]
         label = "train (not comparable with the floors)" if floors else "train"
-        axes.plot(list(steps), list(steps.values()), color="0.6", linewidth=1.2, label=label)
+        marker = "." if len(steps) < _FEW_POINTS else ""
+        axes.plot(list(steps), list(steps.values()), color="0.6", linewidth=1.2, marker=marker, label=label)
     for number, name in enumerate(held_out):
         steps = curves[name]
         colour = _VALID_COLOURS[number % len(_VALID_COLOURS)]
@@ -300,7 +301,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     figures = parser.add_subparsers(dest="figure", required=True, metavar="curve|map")
     curve = figures.add_parser("curve", help="perplexity of a run against optimizer steps")
-    curve.add_argument("run", type=Path, help=f"the folder of a run, or its {METRICS_NAME}")
+    curve.add_argument("run", type=Path, help="the folder of a run, or its metrics.csv")
     curve.add_argument("--scores", type=Path, metavar="JSON", help="floors from `protperf evaluate --json`")
     curve.add_argument("--split", default="valid", help="whose floors to take from --scores (%(default)s)")
     curve.add_argument(

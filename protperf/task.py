@@ -59,7 +59,7 @@ class LanguageModelTask(pl.LightningModule):
         """Return the mean loss over the asked tokens of all ranks, as this rank's share of it.
 
         Ranks ask different numbers of tokens; averaging gradients over ranks turns the shares into the gradient of
-        the mean over tokens, the same as one rank with the whole batch.
+        the mean over tokens, the same as one rank with the whole batch. Accumulated batches each count the same.
         """
         sums = self.answer(batch)
         self.train_metrics.update(*sums)

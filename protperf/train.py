@@ -8,7 +8,7 @@ import os
 import warnings
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import hydra
 import pytorch_lightning as pl
@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.strategies import DDPStrategy, Strategy
+from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from protperf.callbacks import Redraw, Report, StepSeeds
@@ -34,6 +35,7 @@ from protperf.config import (
     to_dict,
 )
 from protperf.data import WindowData
+from protperf.formats.commit import lock_folder
 from protperf.loggers import build_loggers
 from protperf.task import LanguageModelTask
 
@@ -94,6 +96,7 @@ def train(config: DictConfig) -> None:
     """Train one model; a user's mistake ends the process with one line (Hydra would add its own to an exception)."""
     try:
         settings = _in_sweep(read_settings(config))
+        lock = _lock_run(settings.run_dir)
         run = build_run(settings)
         parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
         if run.trainer.is_global_zero:
@@ -105,6 +108,8 @@ def train(config: DictConfig) -> None:
         raise SystemExit(f"protperf train: {error}") from error
     if run.trainer.is_global_zero:
         print(settings.run_dir)
+    if lock:
+        lock.close()
 
 
 def _in_sweep(settings: Settings) -> Settings:
@@ -121,6 +126,14 @@ def _in_sweep(settings: Settings) -> Settings:
             "--multirun works with trainer.devices=1 trainer.num_nodes=1; start larger runs one by one"
         )
     return replace(settings, run_dir=Path(hydra_config.runtime.output_dir))
+
+
+def _lock_run(run_dir: Path) -> IO[bytes] | None:
+    """Keep a second process out of the run's folder; the ranks of one run share the first one's lock."""
+    if cast(Any, rank_zero_only).rank:
+        return None
+    busy = f"{run_dir}: another process trains there; wait for it, or give another name"
+    return lock_folder(run_dir / ".lock", busy=busy)
 
 
 def read_settings(config: DictConfig) -> Settings:

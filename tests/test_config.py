@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,39 @@ def test_the_keys_of_each_group_file_are_the_fields_of_its_dataclass(path: Path)
     assert own <= set(names)
 
 
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("model", "tiny"),
+        ("objective", "masked"),
+        ("data", "default"),
+        ("optim", "default"),
+        ("trainer", "default"),
+        ("logger", "none"),
+    ],
+)
+def test_defaults_are_the_same_in_yaml_and_in_python(group: str, name: str):
+    written = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    own = {field.name: field.default for field in fields(SECTIONS[group])}
+    computed = {"path", "decay_steps"}
+    assert {key: value for key, value in written.items() if key not in computed} == {  # type: ignore[union-attr]
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in own.items()
+        if key not in computed
+    }
+
+
+def test_every_key_is_described_under_its_field():
+    module = ast.parse(Path(config_module.__file__).read_text())
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
+    assert len(classes) == len(SECTIONS)
+    for node in classes:
+        for statement, after in pairwise(node.body):
+            if isinstance(statement, ast.AnnAssign):
+                described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert described, f"{node.name}.{ast.unparse(statement.target)}"
+
+
 def test_every_group_has_a_dataclass_and_every_dataclass_a_group():
     folders = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == {*SECTIONS, "experiment"}
@@ -64,7 +99,7 @@ def test_each_shipped_experiment_becomes_settings(name: str):
     assert settings.optim.decay_steps == settings.trainer.max_steps
 
 
-def test_experiments_that_the_issue_names_are_there():
+def test_the_demo_and_both_trembl_experiments_are_there():
     assert EXPERIMENTS == ["demo", "trembl_causal_36l", "trembl_masked_36l"]
     assert settings_of("experiment=trembl_causal_36l").objective.kind == "causal"
     assert settings_of("experiment=trembl_masked_36l").objective.kind == "masked"

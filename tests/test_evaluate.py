@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from prepared import read_proteins
-from training import protperf, small_dataset, train_small
+from prepared import random_records, read_proteins
+from training import WINDOW, prepared, protperf, small_dataset, train_small
 
 from protperf.checkpoint import load_model
 from protperf.evaluate import Score, add_scores, evaluate, format_table
@@ -45,7 +45,7 @@ def test_a_model_that_only_knows_frequencies_scores_exactly_the_unigram_floor(ru
     trained.model.logits = lambda hidden: unigram_logits().expand(len(hidden), -1)
     results = evaluate(trained, small_dataset(), splits=["valid", "test"])
     for scores in results.values():
-        assert scores["model"]["asked"] > 50
+        assert scores["model"]["asked"] > 20
         for key in ("asked", "accuracy"):
             assert scores["model"][key] == scores["unigram"][key]
         assert scores["model"]["loss"] == pytest.approx(scores["unigram"]["loss"], rel=1e-6)
@@ -144,14 +144,31 @@ def test_other_data_than_the_model_was_trained_on_is_said(run, capsys):
             "split 'holdout' holds no protein; there are: train valid test",
         ),
         (["RUN", "DATA", "--device", "cuda:7"], "--device cuda:7: not here; there is: cpu"),
+        (
+            ["RUN", "DATA", "--json", "taken.json"],
+            "taken.json: exists already; give another name, or --force",
+        ),
     ],
 )
 def test_mistakes_end_with_one_line(run, tmp_path, arguments, said):
+    (tmp_path / "taken.json").touch()
     places = {"RUN": str(run[0]), "DATA": str(small_dataset())}
     done = protperf("evaluate", *(places.get(word, word) for word in arguments), cwd=tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
+
+
+def test_a_dataset_without_held_out_proteins_is_said_to_have_none(run, tmp_path):
+    whole = prepared("whole", random_records([30] * 8), window=WINDOW, valid=0.0, test=0.0)
+    done = protperf("evaluate", run[0], whole, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "holds no split but 'train'; prepare it with --valid or --test above 0" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", [["--max-windows", "-1"], ["--toks-per-batch", "0"]])
+def test_wrong_usage_exits_with_status_2(wrong, tmp_path):
+    assert protperf("evaluate", "run", "data", *wrong, cwd=tmp_path).returncode == 2
 
 
 def test_asked_places_of_the_floor_are_those_of_the_model(run):

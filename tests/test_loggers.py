@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from training import SMALL, clean_environment, protperf, small_dataset
 
 from protperf.formats.metrics_file import append_metrics, read_metrics
-from protperf.loggers import MetricsFile, has_wandb_key
+from protperf.loggers import MetricsFile, has_wandb_key, reaches_wandb
 
 
 def test_metrics_file_keeps_what_earlier_starts_wrote(tmp_path: Path):
@@ -28,12 +29,25 @@ def test_values_come_back_exactly(tmp_path: Path):
     assert {name: series[7] for name, series in read_metrics(tmp_path / "m.csv").items()} == values
 
 
-def test_a_line_that_a_killed_run_left_half_written_harms_no_other(tmp_path: Path):
+@pytest.mark.parametrize(
+    "rest", ["2", "2,lo", "2,loss", "2,loss,", "2,loss,1", "2,loss,17.25", "2,loss,17.25\r"]
+)
+def test_a_line_that_a_killed_run_left_unfinished_does_not_count(rest: str, tmp_path: Path):
     path = tmp_path / "m.csv"
     append_metrics(path, 1, {"loss": 3.0})
-    path.write_text(path.read_text() + "2,lo")
+    whole = path.read_text()
+    path.write_text(whole + rest, newline="")
+    assert read_metrics(path)["loss"] == {1: 3.0}
     append_metrics(path, 2, {"loss": 2.5})
-    assert read_metrics(path)["loss"] == {1: 3.0, 2: 2.5}
+    assert path.read_text() == whole + "2,loss,2.5\n"
+
+
+def test_a_damaged_line_is_named(tmp_path: Path):
+    path = tmp_path / "m.csv"
+    append_metrics(path, 1, {"loss": 3.0})
+    path.write_text(path.read_text() + "two,loss,2.5\n3,loss,1.0\n")
+    with pytest.raises(ValueError, match=r"m.csv:3: 'two,loss,2.5' is not a line of a metrics file"):
+        read_metrics(path)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "loss\n1\n"])
@@ -66,6 +80,14 @@ def test_a_key_is_looked_for_in_netrc(
     assert has_wandb_key()
 
 
+def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+        assert reaches_wandb()
+    assert not reaches_wandb()
+
+
 def test_without_being_asked_for_wandb_is_never_imported(tmp_path: Path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -87,13 +109,17 @@ def test_without_being_asked_for_wandb_is_never_imported(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_wandb_without_key_and_network_is_offline_and_goes_on_as_the_same_run(tmp_path: Path):
+def test_wandb_without_key_or_without_network_is_offline_and_goes_on_as_the_same_run(tmp_path: Path):
     arguments = ("train", f"data.path={small_dataset()}", "name=w", "logger=wandb", *SMALL)
     no_way_out = {
         name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")
     }
-    for steps in (10, 20):
-        result = protperf(*arguments, f"trainer.max_steps={steps}", cwd=tmp_path, **no_way_out)
+    keys: tuple[dict[str, str], ...] = (
+        {},
+        {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+    )
+    for steps, key in zip((10, 20), keys, strict=True):
+        result = protperf(*arguments, f"trainer.max_steps={steps}", cwd=tmp_path, **no_way_out, **key)
         assert result.returncode == 0, result.stderr
     run_dir = tmp_path / "runs" / "w"
     run_id = (run_dir / "wandb_id").read_text()

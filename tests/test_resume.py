@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from training import (
     train_small,
 )
 
+from protperf.checkpoint import step_name
 from protperf.formats.metrics_file import read_metrics
 from protperf.optim import learning_rate_factor
 
@@ -240,3 +242,40 @@ def test_resume_false_refuses_a_folder_that_holds_a_run(tmp_path: Path):
         train_small(tmp_path, *options(20), "resume=false")
     shutil.rmtree(tmp_path / "checkpoints")
     train_small(tmp_path, *options(10), "resume=false")
+
+
+def test_a_resumed_run_saves_nothing_inside_an_accumulation_window(tmp_path: Path):
+    options = ("trainer.accumulate_batches=3", "trainer.checkpoint_every=4", "optim.decay_steps=8")
+    train_small(tmp_path, *options, "trainer.max_steps=4")
+    before = load_plain(tmp_path / "checkpoints" / step_name(4))
+    train_small(tmp_path, *options, "trainer.max_steps=5")
+    after = load_plain(tmp_path / "checkpoints" / step_name(4))
+    assert before["callbacks"] == after["callbacks"]
+    assert before["callbacks"]["Position"]["samples"] == 4 * 3 * 4
+
+
+def test_the_last_step_is_reported_and_validated(tmp_path: Path):
+    train_small(tmp_path, "trainer.max_steps=7", "trainer.validate_every=5", "trainer.log_every=5")
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert list(metrics["valid/loss"]) == list(metrics["train/loss"]) == [5, 7]
+    assert list(metrics["train/gradient_norm"]) == list(metrics["train/learning_rate"]) == [5, 7]
+
+
+def test_two_processes_never_train_in_one_folder(tmp_path: Path):
+    run_dir = tmp_path / "runs" / "same"
+    run_dir.mkdir(parents=True)
+    code = (
+        "import sys; from pathlib import Path; from protperf.formats.commit import lock_folder\n"
+        "lock = lock_folder(Path(sys.argv[1]), busy='')\n"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(run_dir / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        arguments = ("train", f"data.path={small_dataset()}", "name=same", *SMALL, "trainer.max_steps=1")
+        result = protperf(*arguments, cwd=tmp_path)
+        assert result.returncode == 1
+        assert "runs/same: another process trains there; wait for it, or give another name" in result.stderr
+        other.communicate(b"")
+    assert not (run_dir / "checkpoints").exists()

@@ -19,8 +19,19 @@ FORMAT_VERSION = 1
 BEST_NAME = "best.ckpt"
 
 ENTRY = "protperf"
-_MAY_CHANGE = ("dropout", "activation_checkpointing")
 """The entry of a checkpoint's dict that describes its model."""
+
+_MAY_CHANGE = ("dropout", "activation_checkpointing")
+"""Keys of the model that may differ when a run goes on: they are no part of what was learned."""
+_ENTRIES = ("state_dict", "global_step", ENTRY)
+_DESCRIPTION = (
+    "format_version",
+    "model",
+    "objective",
+    "attend_across_documents",
+    "dataset_digest",
+    "fingerprint",
+)
 _MODEL_PREFIX = "model."
 _STEP_NAME = re.compile(r"step=(\d+)\.ckpt")
 
@@ -102,22 +113,33 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         FormatError: damaged, or not one of ours.
+        ValueError: of another vocabulary.
     """
     with path.open("rb") as file:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # on foreign bytes the unpickler fails in any way
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise FormatError(f"{path}: not a whole checkpoint ({reason}); use another one") from error
-    if not isinstance(content, dict) or ENTRY not in content:
-        raise FormatError(f"{path}: no protperf checkpoint (it lacks the entry {ENTRY!r})")
-    version = content[ENTRY].get("format_version", 0)
+            raise FormatError(
+                f"{path}: not a checkpoint of `protperf train`, or cut short; give another one"
+            ) from error
+    _check_entries(path, content, _ENTRIES)
+    _check_entries(path, content[ENTRY], _DESCRIPTION)
+    version = content[ENTRY]["format_version"]
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: checkpoint format {version}, this protperf reads up to {FORMAT_VERSION}: update protperf"
         )
-    check_fingerprint(str(content[ENTRY].get("fingerprint")), str(path))
+    check_fingerprint(content[ENTRY]["fingerprint"], str(path))
     return content
+
+
+def _check_entries(path: Path, content: Any, names: tuple[str, ...]) -> None:
+    """Raise unless `content` is a dict with these keys."""
+    missing = [name for name in names if not isinstance(content, dict) or name not in content]
+    if missing:
+        raise FormatError(
+            f"{path}: not a checkpoint of `protperf train` (it lacks {missing[0]!r}); give another one"
+        )
 
 
 def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
@@ -128,15 +150,15 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         projections: see `ProteinModel.load_weights`.
 
     Raises:
-        ValueError: no checkpoint there, or weights that do not fit.
-        FormatError: a damaged or foreign file, or another vocabulary.
+        ValueError: no checkpoint there, another vocabulary, or weights that do not fit.
+        FormatError: a damaged or foreign file.
     """
     file = find_checkpoint(Path(path))
     content = read_checkpoint(file)
     about = content[ENTRY]
     try:
         config, objective = ModelConfig(**about["model"]), ObjectiveConfig(**about["objective"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise FormatError(f"{file}: not a model of this protperf ({error}); update protperf") from error
     model = ProteinModel(config, causal=objective.kind == "causal")
     weights = {
@@ -161,8 +183,8 @@ def check_resumable(
     """Refuse to go on from a checkpoint of another model, or of one that was asked something else.
 
     Raises:
-        ValueError: a key that differs, by name.
-        FormatError: a damaged or foreign file, or another vocabulary.
+        ValueError: a key that differs, by name, or another vocabulary.
+        FormatError: a damaged or foreign file.
     """
     about = read_checkpoint(path)[ENTRY]
     found = {f"{part}.{key}": value for part in ("model", "objective") for key, value in about[part].items()}

@@ -48,6 +48,10 @@ class Checkpoints(Callback):
         self._best = math.inf
         self._last_step = -1
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the step begun from as saved: inside its accumulation window there is nothing whole to save."""
+        self._last_step = trainer.global_step
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

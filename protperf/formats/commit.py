@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from pathlib import Path
+from typing import IO
 
 
 def commit_bytes(path: Path, data: bytes) -> None:
@@ -37,6 +39,30 @@ def commit_file(temporary: Path, path: Path) -> None:
         os.close(descriptor)
     os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+def lock_folder(path: Path, *, busy: str) -> IO[bytes]:
+    """Take a lock file for as long as the returned file stays open and this process lives.
+
+    A record lock, which processes forked from this one do not inherit: they may outlive a kill for a moment. File
+    systems without locks are taken as they are.
+
+    Args:
+        path: the lock file, made if need be.
+        busy: what to say if another process holds it.
+
+    Raises:
+        ValueError: another process holds the lock.
+    """
+    lock = open(path, "ab")  # noqa: SIM115 - held by the caller
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        lock.close()
+        raise ValueError(busy) from None
+    except OSError:
+        pass
+    return lock
 
 
 def sync_folder(folder: Path) -> None:

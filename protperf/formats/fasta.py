@@ -286,6 +286,6 @@ class SequenceReader(Counts):
         if verdict.tokens is None:
             return raw.skipped(record_id, verdict)
         repaired = verdict.repaired if is_utf8 else verdict.repaired + Counter(header_encoding=1)
-        record = Record(record_id, header, verdict.tokens, raw.path, raw.line)
+        record = Record(record_id, header, verdict.tokens, raw.path, raw.line, raw.unit)
         self.accept(record, repaired, raw.place)
         return record

@@ -109,6 +109,7 @@ class Record:
         tokens: residue tokens, `uint8 (L,)`, L >= 1 (and mask tokens where the policy takes them).
         path: the file's name in messages.
         line: line of the header; in a UniProt or GenBank file the number of the entry.
+        unit: what `line` counts: `line` or `entry`.
     """
 
     id: str
@@ -116,6 +117,7 @@ class Record:
     tokens: np.ndarray
     path: str
     line: int
+    unit: str = "line"
 
     @property
     def accession(self) -> str:
