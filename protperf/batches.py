@@ -165,7 +165,10 @@ def permuted(places: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndar
         int64 `(N,)`.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
-    keys = np.random.Philox(key=[seed, _ORDER_STREAM | epoch]).random_raw(_ROUNDS)
+    key = np.array(
+        [seed, _ORDER_STREAM | epoch], np.uint64
+    )  # a plain list this large would pass through float64
+    keys = np.random.Philox(key=key).random_raw(_ROUNDS)
     result = places.astype(np.uint64)
     outside = np.ones(len(result), bool)
     while outside.any():

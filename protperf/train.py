@@ -6,9 +6,10 @@ import difflib
 import logging
 import os
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import hydra
 import pytorch_lightning as pl
@@ -96,20 +97,18 @@ def train(config: DictConfig) -> None:
     """Train one model; a user's mistake ends the process with one line (Hydra would add its own to an exception)."""
     try:
         settings = _in_sweep(read_settings(config))
-        lock = _lock_run(settings.run_dir)
-        run = build_run(settings)
-        parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
-        if run.trainer.is_global_zero:
-            log.info("%s parameters; %s", f"{parameters:,}", _describe_start(run))
-        run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
+        with _lock_run(settings.run_dir):
+            run = build_run(settings)
+            parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
+            if run.trainer.is_global_zero:
+                log.info("%s parameters; %s", f"{parameters:,}", _describe_start(run))
+            run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
     except (ValueError, OSError) as error:
         if os.environ.get("PROTPERF_DEBUG"):
             raise
         raise SystemExit(f"protperf train: {error}") from error
     if run.trainer.is_global_zero:
         print(settings.run_dir)
-    if lock:
-        lock.close()
 
 
 def _in_sweep(settings: Settings) -> Settings:
@@ -128,10 +127,10 @@ def _in_sweep(settings: Settings) -> Settings:
     return replace(settings, run_dir=Path(hydra_config.runtime.output_dir))
 
 
-def _lock_run(run_dir: Path) -> IO[bytes] | None:
+def _lock_run(run_dir: Path) -> AbstractContextManager[Any]:
     """Keep a second process out of the run's folder; the ranks of one run share the first one's lock."""
     if cast(Any, rank_zero_only).rank:
-        return None
+        return nullcontext()
     busy = f"{run_dir}: another process trains there; wait for it, or give another name"
     return lock_folder(run_dir / ".lock", busy=busy)
 

@@ -127,7 +127,9 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[i
     return read_metrics(run_dir / "metrics.csv"), recorder
 
 
-def test_metrics_come_at_whole_intervals(reported: tuple[dict[str, dict[int, float]], Recorder]):
+def test_metrics_come_at_whole_intervals_and_after_the_last_step(
+    reported: tuple[dict[str, dict[int, float]], Recorder],
+):
     metrics, _ = reported
     names = {
         f"{split}/{name}"
@@ -138,7 +140,7 @@ def test_metrics_come_at_whole_intervals(reported: tuple[dict[str, dict[int, flo
         f"train/{name}" for name in ("gradient_norm", "learning_rate", "tokens_per_second", "peak_memory_gib")
     }
     assert metrics.keys() == names | extra
-    assert all(list(series) == [10, 20] for series in metrics.values())
+    assert all(list(series) == [10, 20, 25] for series in metrics.values())
 
 
 def test_perplexity_is_the_exponential_of_the_loss_and_accuracy_a_share(

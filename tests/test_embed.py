@@ -353,7 +353,7 @@ def test_mistakes_are_one_line_before_work_starts(
     for argv, message in (
         ([checkpoint, fasta, out, "--device", "cuda:77"], "--device cuda:77: not here"),
         (["no.ckpt", fasta, out], r"no\.ckpt: no such file"),
-        ([fasta, fasta, out], r"a\.fasta: not a whole checkpoint|a\.fasta: no protperf checkpoint"),
+        ([fasta, fasta, out], r"a\.fasta: not a checkpoint of `protperf train`, or cut short"),
         ([checkpoint, "no.fasta", out], r"no\.fasta: no such file"),
         ([checkpoint, str(tmp_path), out], "is a folder"),
         ([checkpoint, fasta, str(tmp_path / "no" / "e.h5")], r"no: no such folder to write e\.h5"),

@@ -160,7 +160,7 @@ def test_mistakes_end_with_one_line(run, tmp_path, arguments, said):
 
 
 def test_a_dataset_without_held_out_proteins_is_said_to_have_none(run, tmp_path):
-    whole = prepared("whole", random_records([30] * 8), window=WINDOW, valid=0.0, test=0.0)
+    whole = prepared(f"whole-{tmp_path.name}", random_records([30] * 8), window=WINDOW, valid=0.0, test=0.0)
     done = protperf("evaluate", run[0], whole, cwd=tmp_path)
     assert done.returncode == 1
     assert "holds no split but 'train'; prepare it with --valid or --test above 0" in done.stderr

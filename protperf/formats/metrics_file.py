@@ -39,12 +39,11 @@ def read_metrics(path: Path) -> dict[str, dict[int, float]]:
         raise ValueError(f"{path}: no such file; give the folder of a run of `protperf train`")
     content = path.read_bytes().decode(errors="replace")
     finished = content[: content.rfind("\n") + 1]
+    rows = csv.reader(io.StringIO(finished))
+    if tuple(next(rows, ())) != HEADER:
+        raise FormatError(f"{path}:1: not a metrics file; its first line must be {','.join(HEADER)}")
     series: dict[str, dict[int, float]] = {}
-    for number, row in enumerate(csv.reader(io.StringIO(finished)), start=1):
-        if number == 1 and tuple(row) != HEADER:
-            raise FormatError(f"{path}:1: not a metrics file; its first line must be {','.join(HEADER)}")
-        if number == 1:
-            continue
+    for number, row in enumerate(rows, start=2):
         try:
             step, name, value = int(row[0]), row[1], float(row[2])
         except (IndexError, ValueError):
