@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
+JOBS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -33,13 +35,13 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(PYTEST)
 
 quick: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 format: install
 	$(BIN)/ruff format .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY, SAMPLE
+
+from protperf.formats.metrics_file import read_metrics
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
@@ -22,7 +25,8 @@ pytestmark = pytest.mark.slow
 def workplace(tmp_path_factory):
     """A folder with a FASTA file of one's own, outside the repository."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "my_proteins.fasta.gz").write_bytes(SAMPLE.read_bytes())
+    records = gzip.decompress(SAMPLE.read_bytes()).split(b"\n>")[:300]
+    (folder / "my_proteins.fasta.gz").write_bytes(gzip.compress(b"\n>".join(records) + b"\n"))
     return folder
 
 
@@ -50,6 +54,18 @@ def test_a_shell_block_runs(block, workplace):
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
+def test_the_tour_leaves_a_curve_to_look_at(workplace):
+    metrics = read_metrics(workplace / "runs" / "demo" / "metrics.csv")
+    assert list(metrics["valid/perplexity"]) == [40, 80]
+    assert list(metrics["train/perplexity"]) == [10, 20, 30, 40, 50, 60, 70, 80]
+
+
+def test_the_python_block_runs_after_the_tour(workplace):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", block], cwd=workplace, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_make_demo_leaves_what_it_promises(tmp_path):
     assert "make demo\n" in BLOCKS
     if not (REPOSITORY / ".venv/bin/.installed").exists():
@@ -59,7 +75,7 @@ def test_make_demo_leaves_what_it_promises(tmp_path):
     done = run_shell(script, REPOSITORY, DEMO_OPTIONS=SHORT_DEMO)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     expected = ["curve.png", "embeddings.h5", "map.png", "run/metrics.csv", "run/checkpoints/best.ckpt"]
-    for name in [*expected, "shards/manifest.json"]:
+    for name in [*expected, "shards/manifest.json", "scores.json"]:
         assert (demo / name).is_file(), name
     assert (demo / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert len(re.findall(r"^-- \d+ s$", done.stdout, flags=re.MULTILINE)) == 6
