@@ -42,13 +42,18 @@ def describe_space(paths: list[str], out: Path) -> str:
 def describe_input(path: str, role: str) -> InputEntry:
     """Return name, size and hash of an input; a pipe has neither size nor hash, since it can be read only once."""
     if not os.path.isfile(path):
-        return InputEntry(path if path == STDIN else Path(path).name, role, None, None)
+        return InputEntry(path if path == STDIN else _as_text(Path(path).name), role, None, None)
     digest, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-    return InputEntry(Path(path).name, role, size, digest.hexdigest())
+    return InputEntry(_as_text(Path(path).name), role, size, digest.hexdigest())
+
+
+def _as_text(name: str) -> str:
+    """Return a file name that JSON can hold: bytes that are no UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _estimate_bytes(path: str) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 DUPLICATES = ("drop", "keep")
 
+MAX_WINDOW = 1 << 24
+
 _SAID_ELSEWHERE = ("release", "seed", "window")
 
 
@@ -53,6 +55,10 @@ class PrepareOptions:
         for name in ("window", "shard_windows", "min_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1 is needed")
+        if self.window > MAX_WINDOW:
+            raise ValueError(
+                f"--window {self.window}: at most {MAX_WINDOW:,} tokens, since a window is read whole"
+            )
         if self.max_length and self.max_length < self.min_length:
             raise ValueError(f"--max-length {self.max_length} is below --min-length {self.min_length}")
         if not (self.valid >= 0 and self.test >= 0 and self.valid + self.test < 1):

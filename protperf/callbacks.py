@@ -107,9 +107,10 @@ class Report(Callback):
         self._last_step = step
         self._stop_clock()
         values = {f"train/{name}": value for name, value in self._train_metrics.compute().items()}
+        diverged = bool(self._train_metrics.asked) and not math.isfinite(values["train/loss"])
         if step % self._every == 0:  # a run that goes on after its last step has the interval whole
             self._train_metrics.reset()
-        if not math.isfinite(values["train/loss"]):
+        if diverged:
             raise ValueError(
                 f"the loss is {values['train/loss']} at step {step}: lower optim.learning_rate or raise "
                 "optim.warmup_steps, and start again from the last checkpoint or under another name"

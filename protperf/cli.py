@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 COMMANDS = {
@@ -41,6 +42,8 @@ def main() -> int:
     sys.argv = [f"protperf {command}", *arguments[1:]]
     if debug:
         os.environ["PROTPERF_DEBUG"] = "1"
+    if command != "train":  # which saves first
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         runpy.run_module(COMMANDS[command][0], run_name="__main__", alter_sys=True)
     except (ValueError, OSError) as error:
@@ -48,10 +51,27 @@ def main() -> int:
             raise
         print(f"protperf {command}: {error}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print(f"protperf {command}: out of memory; --help tells which sizes can be lowered", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        text = " ".join(str(error).split())
+        print(
+            f"protperf {command}: internal error: {type(error).__name__}: {text}; --debug shows where",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print(f"protperf {command}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _terminate(number: int, frame: object) -> None:
+    """End by an exception, so that temporary files are removed."""
+    raise SystemExit(128 + number)
 
 
 def usage() -> str:

@@ -84,7 +84,7 @@ class ModelConfig:
         _check_choice(self, "feedforward", ("gelu", "swiglu"))
         for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
             _check_range(self, field, 1)
-        _check_range(self, "dropout", 0.0, 1.0)
+        _check_range(self, "dropout", 0.0, 0.99)
         if self.model_dim % self.num_heads:
             raise ValueError(
                 f"ModelConfig.model_dim is {self.model_dim}, not a multiple of num_heads {self.num_heads}"
@@ -194,7 +194,7 @@ class TrainerConfig:
     max_steps: int = 1000
     """Train until this step, counted from the start of the run."""
     accelerator: str = "auto"
-    """auto, cpu, gpu or mps."""
+    """cpu, gpu or mps; auto is gpu if there is one for CUDA, else cpu."""
     devices: int = 1
     """Processes on each node."""
     num_nodes: int = 1

@@ -140,6 +140,8 @@ def embed(
         written = reader.accepted - len(skipped.added)
         if not written:
             raise ValueError(explain_nothing(reader, skipped.added))
+        for writer in writers:
+            writer.finish()
     return Outcome(written, reader.records - written, residues)
 
 

@@ -37,6 +37,10 @@ class Score(NamedTuple):
 def main(argv: list[str] | None = None) -> int:
     """Evaluate a checkpoint and print a table; return the exit status."""
     options = parse(argv)
+    if options.json and not options.json.parent.is_dir():
+        raise ValueError(
+            f"{options.json.parent}: no such folder to write {options.json.name} to; make it first"
+        )
     if options.json and options.json.exists() and not options.force:
         raise ValueError(f"{options.json}: exists already; give another name, or --force to replace it")
     from protperf.checkpoint import load_model
@@ -107,6 +111,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.max_windows < 0:
         parser.error(f"--max-windows {options.max_windows}: must be at least 0")
+    if not 0 <= options.seed < 2**32:
+        parser.error(f"--seed {options.seed}: allowed: 0 to {2**32 - 1}")
     if options.toks_per_batch < 1:
         parser.error(f"--toks-per-batch {options.toks_per_batch}: must be at least 1")
     return options

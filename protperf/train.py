@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import hydra
 import pytorch_lightning as pl
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
@@ -23,7 +24,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from protperf.callbacks import Redraw, Report, StepSeeds
-from protperf.checkpoint import check_resumable, describe, step_checkpoints
+from protperf.checkpoint import check_resumable, describe, step_checkpoints, step_of
 from protperf.checkpoint.saving import Checkpoints
 from protperf.config import (
     DataConfig,
@@ -36,6 +37,7 @@ from protperf.config import (
     to_dict,
 )
 from protperf.data import WindowData
+from protperf.formats import FormatError
 from protperf.formats.commit import lock_folder
 from protperf.loggers import build_loggers
 from protperf.task import LanguageModelTask
@@ -164,8 +166,11 @@ def _check_top(values: dict[str, Any]) -> None:
         )
     if not isinstance(values["resume"], bool):
         raise ValueError(f"resume is {values['resume']!r}; allowed: true, false")
-    if values["name"] in (None, ""):
-        raise ValueError("name is empty; give name=NAME: it names the run's folder")
+    name = str(values["name"] or "")
+    if name in ("", ".", "..") or Path(name).is_absolute():
+        raise ValueError(
+            f"name is {name!r}; give name=NAME: it names the run's folder (run_dir=PATH puts it anywhere)"
+        )
 
 
 def build_run(settings: Settings) -> Run:
@@ -174,10 +179,17 @@ def build_run(settings: Settings) -> Run:
     Raises:
         ValueError: the data do not fit, or the run folder holds a run that should not go on.
     """
-    checkpoint = _find_start(settings)
     seed = settings.trainer.seed
     pl.seed_everything(seed, verbose=False)
     data = WindowData(settings.data, settings.objective, seed=seed)
+    description = describe(
+        settings.model,
+        settings.objective,
+        attend_across_documents=settings.data.attend_across_documents,
+        accumulate_batches=settings.trainer.accumulate_batches,
+        dataset_digest=data.digest,
+    )
+    checkpoint = _find_start(settings, description)
     task = LanguageModelTask(
         settings.model,
         settings.objective,
@@ -185,18 +197,15 @@ def build_run(settings: Settings) -> Run:
         attend_across_documents=settings.data.attend_across_documents,
         valid_sets=settings.data.valid_sets,
     )
-    return Run(task, data, build_trainer(settings, task, data), checkpoint)
+    callbacks = build_callbacks(settings, task, data, description)
+    return Run(task, data, build_trainer(settings, callbacks), checkpoint)
 
 
-def build_callbacks(settings: Settings, task: LanguageModelTask, data: WindowData) -> list[pl.Callback]:
+def build_callbacks(
+    settings: Settings, task: LanguageModelTask, data: WindowData, description: dict[str, Any]
+) -> list[pl.Callback]:
     """Return the callbacks in their order: what changes state before what saves it."""
     trainer = settings.trainer
-    description = describe(
-        settings.model,
-        settings.objective,
-        attend_across_documents=settings.data.attend_across_documents,
-        dataset_digest=data.digest,
-    )
     return [
         Redraw(task.model, every=trainer.redraw_every),
         StepSeeds(data.position.start, seed=trainer.seed),
@@ -213,7 +222,7 @@ def build_callbacks(settings: Settings, task: LanguageModelTask, data: WindowDat
     ]
 
 
-def build_trainer(settings: Settings, task: LanguageModelTask, data: WindowData) -> pl.Trainer:
+def build_trainer(settings: Settings, callbacks: list[pl.Callback]) -> pl.Trainer:
     """Return a Lightning trainer that leaves position, checkpoints and reports to our callbacks.
 
     One endless epoch (`max_epochs=-1` over a loader without length), so that no epoch boundary can lose a step.
@@ -223,8 +232,13 @@ def build_trainer(settings: Settings, task: LanguageModelTask, data: WindowData)
     strategy: str | Strategy = config.strategy
     if config.strategy == "ddp":
         strategy = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+    accelerator = config.accelerator
+    if accelerator == "auto":
+        accelerator = "gpu" if torch.cuda.is_available() else "cpu"
+    if accelerator == "cpu" and config.precision == "16-mixed":
+        raise ValueError("trainer.precision=16-mixed needs a GPU; on a CPU give bf16-mixed or 32-true")
     return _make_trainer(
-        accelerator=config.accelerator,
+        accelerator=accelerator,
         devices=config.devices,
         num_nodes=config.num_nodes,
         strategy=strategy,
@@ -237,7 +251,7 @@ def build_trainer(settings: Settings, task: LanguageModelTask, data: WindowData)
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
-        callbacks=build_callbacks(settings, task, data),
+        callbacks=callbacks,
         logger=build_loggers(
             settings.logger,
             run_dir=settings.run_dir,
@@ -275,24 +289,32 @@ def explain(error: Exception) -> str:
     return text
 
 
-def _find_start(settings: Settings) -> Path | None:
-    """Return the checkpoint to go on from; `None` at the first start."""
-    latest = step_checkpoints(settings.checkpoint_dir)[-1:]
-    if not latest:
-        return None
-    if not settings.resume:
+def _find_start(settings: Settings, description: dict[str, Any]) -> Path | None:
+    """Return the latest whole checkpoint, to go on from; `None` at the first start."""
+    checkpoints = step_checkpoints(settings.checkpoint_dir)
+    if checkpoints and not settings.resume:
         raise ValueError(
             f"{settings.run_dir}: already holds a run; give another name, remove the folder, or resume=true"
         )
-    across = settings.data.attend_across_documents
-    check_resumable(latest[0], settings.model, settings.objective, attend_across_documents=across)
-    return latest[0]
+    for path in reversed(checkpoints):
+        try:
+            check_resumable(path, description)
+        except FormatError as error:
+            if path == checkpoints[0]:
+                raise
+            log.warning("%s; trying the checkpoint before it", error)
+            continue
+        return path
+    return None
 
 
 def _describe_start(run: Run) -> str:
+    """Return what is about to happen, for the log."""
     if run.checkpoint is None:
         return f"{len(run.data.train_shards):,} training windows of {run.data.window:,} tokens; first start"
-    return f"going on from {run.checkpoint}"
+    step, wanted = step_of(run.checkpoint), run.trainer.max_steps
+    done = f"; trainer.max_steps={wanted} is reached already" if step >= wanted else ""
+    return f"going on from {run.checkpoint}{done}"
 
 
 def _quieten_lightning() -> None:

@@ -180,3 +180,25 @@ def test_a_mistake_in_a_process_of_its_own_is_one_line_too(tmp_path: Path):
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("protperf train: nowhere: no such dataset folder")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("RuntimeError('two\\nlines')", "internal error: RuntimeError: two lines; --debug shows where"),
+        ("MemoryError", "out of memory; --help tells which sizes can be lowered"),
+        ("KeyboardInterrupt", "interrupted"),
+    ],
+)
+def test_a_failure_of_any_kind_is_one_line(
+    raised: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    (tmp_path / "failing.py").write_text(f"raise {raised}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(COMMANDS, "fail", ("failing", "fails"))
+    assert run_main("fail", monkeypatch=monkeypatch) in (1, 130)
+    assert capsys.readouterr().err == f"protperf fail: {said}\n"

@@ -141,7 +141,7 @@ def test_other_data_than_the_model_was_trained_on_is_said(run, capsys):
         (["RUN", "nowhere"], "nowhere"),
         (
             ["RUN", "DATA", "--splits", "holdout"],
-            "split 'holdout' holds no protein; there are: train valid test",
+            "split 'holdout' is not known; there are: train valid test",
         ),
         (["RUN", "DATA", "--device", "cuda:7"], "--device cuda:7: not here; there is: cpu"),
         (

@@ -10,6 +10,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from training import (
     train_small,
 )
 
-from protperf.checkpoint import step_name
+from protperf.checkpoint import step_name, step_of
 from protperf.formats.metrics_file import read_metrics
 from protperf.optim import learning_rate_factor
 
@@ -142,6 +143,15 @@ def test_the_command_line_goes_on_in_the_same_run_folder(tmp_path: Path):
     assert_same_run(tmp_path / "runs" / "one", whole_dir, 45)
 
 
+def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
+    """Wait until a running process has made a file."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def kill_after(run_dir: Path, step: int, arguments: tuple[str, ...], cwd: Path) -> None:
     """Start a run and kill it without warning once it has written its checkpoint at `step`."""
     process = subprocess.Popen(
@@ -152,13 +162,40 @@ def kill_after(run_dir: Path, step: int, arguments: tuple[str, ...], cwd: Path) 
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 120
-    while not (run_dir / "checkpoints" / f"step={step:08d}.ckpt").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(run_dir / "checkpoints" / step_name(step), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
+def test_a_run_told_to_stop_saves_the_step_and_goes_on_with_the_next(
+    number: int, status: int, tmp_path: Path
+):
+    more = ("trainer.checkpoint_every=100000", "data.num_workers=1")
+    arguments = ("train", f"data.path={small_dataset()}", "name=stopped", *SMALL, *options(150, *more))
+    run_dir = tmp_path / "runs" / "stopped"
+    process = subprocess.Popen(
+        command_line(*arguments),
+        cwd=tmp_path,
+        env=clean_environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(run_dir / "metrics.csv", process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == status
+    (checkpoint,) = (run_dir / "checkpoints").glob("step=*.ckpt")
+    reached = step_of(checkpoint)
+    assert 10 <= reached < 150
+    assert f"stopped by {signal.Signals(number).name} after step {reached}; the same command goes on" in said
+    _, record = train_small(run_dir, *options(150, *more))
+    whole_dir, whole = uninterrupted(150, *more)
+    assert record.losses == whole.losses[reached:]
+    assert_same_run(run_dir, whole_dir, 150)
 
 
 @pytest.mark.slow
@@ -214,7 +251,22 @@ def test_weights_that_have_diverged_are_never_saved(every: int, tmp_path: Path):
     assert not list(tmp_path.rglob("*.ckpt*"))
 
 
-def test_a_damaged_last_checkpoint_is_named_in_one_line(tmp_path: Path):
+@pytest.mark.parametrize("damage", ["cut short", "one bit"])
+def test_after_a_damaged_last_checkpoint_the_one_before_is_taken(damage: str, tmp_path: Path, caplog: Any):
+    more = ("trainer.checkpoint_every=10",)
+    train_small(tmp_path, *options(20, *more))
+    last = tmp_path / "checkpoints" / step_name(20)
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content if damage == "one bit" else content[:5000])
+    run, record = train_small(tmp_path, *options(40, *more))
+    assert "step=00000020.ckpt" in caplog.text
+    assert "trying the checkpoint before it" in caplog.text
+    assert run.checkpoint == tmp_path / "checkpoints" / step_name(10)
+    assert record.losses == uninterrupted(40, *more)[1].losses[10:]
+
+
+def test_a_damaged_only_checkpoint_is_named_in_one_line(tmp_path: Path):
     train_small(tmp_path, *options(20))
     last = tmp_path / "checkpoints" / "step=00000020.ckpt"
     last.write_bytes(last.read_bytes()[:5000])

@@ -352,3 +352,16 @@ def test_ngram_file_comes_back_and_is_refused_when_damaged(tmp_path: Path):
     write_shard(path, random_windows(1, seed=0), split="train", index=0, num_shards=1)
     with pytest.raises(FormatError, match="protperf-shard"):
         read_ngrams(path)
+
+
+def test_a_byte_that_is_no_token_is_named_by_window(tmp_path: Path):
+    make_dataset(tmp_path, [3])
+    windows = ShardSet(tmp_path, "train")
+    (entry,) = windows.manifest.shards_of("train")
+    path = tmp_path / entry.file
+    content = bytearray(path.read_bytes())
+    content[entry.offset + windows.window + 2] = 200
+    path.write_bytes(content)
+    windows.read(0)
+    with pytest.raises(FormatError, match=rf"{entry.file}: window 1 holds 200, which is no token: damaged"):
+        windows.read(1)

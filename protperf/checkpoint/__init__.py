@@ -10,6 +10,7 @@ from protperf.checkpoint.files import (
     read_checkpoint,
     step_checkpoints,
     step_name,
+    step_of,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "read_checkpoint",
     "step_checkpoints",
     "step_name",
+    "step_of",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,12 @@ class TrainedModel:
 
 
 def describe(
-    config: ModelConfig, objective: ObjectiveConfig, *, attend_across_documents: bool, dataset_digest: str
+    config: ModelConfig,
+    objective: ObjectiveConfig,
+    *,
+    attend_across_documents: bool,
+    accumulate_batches: int,
+    dataset_digest: str,
 ) -> dict[str, Any]:
     """Return what a checkpoint says of its model besides the weights: plain values only."""
     return {
@@ -67,6 +73,7 @@ def describe(
         "model": to_dict(config),
         "objective": to_dict(objective),
         "attend_across_documents": attend_across_documents,
+        "accumulate_batches": accumulate_batches,
         "dataset_digest": dataset_digest,
         "vocabulary": list(VOCABULARY.tokens),
         "fingerprint": VOCABULARY.fingerprint,
@@ -85,7 +92,7 @@ def step_name(step: int) -> str:
 def step_checkpoints(checkpoint_dir: Path) -> list[Path]:
     """Return the checkpoints of a folder by step, the latest last."""
     found = [path for path in checkpoint_dir.glob("step=*.ckpt") if _STEP_NAME.fullmatch(path.name)]
-    return sorted(found, key=_step_of)
+    return sorted(found, key=step_of)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -117,11 +124,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
+            damaged = zipfile.ZipFile(file).testzip()  # torch does not compare the checksums
+            file.seek(0)
+            content: Any = torch.load(file, map_location="cpu", weights_only=True) if not damaged else None
         except Exception as error:  # on foreign bytes the unpickler fails in any way
             raise FormatError(
                 f"{path}: not a checkpoint of `protperf train`, or cut short; give another one"
             ) from error
+    if damaged:
+        raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
     _check_entries(path, content, _ENTRIES)
     _check_entries(path, content[ENTRY], _DESCRIPTION)
     version = content[ENTRY]["format_version"]
@@ -167,6 +178,8 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         if name.startswith(_MODEL_PREFIX)
     }
     model.load_weights(weights, place=str(file), projections=projections)
+    if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
+        raise FormatError(f"{file}: holds weights that are no finite numbers; give another checkpoint")
     return TrainedModel(
         model.eval(),
         objective,
@@ -177,21 +190,18 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     )
 
 
-def check_resumable(
-    path: Path, model: ModelConfig, objective: ObjectiveConfig, *, attend_across_documents: bool
-) -> None:
+def check_resumable(path: Path, description: dict[str, Any]) -> None:
     """Refuse to go on from a checkpoint of another model, or of one that was asked something else.
+
+    Args:
+        path: the checkpoint.
+        description: of the run that wants to go on, from `describe`.
 
     Raises:
         ValueError: a key that differs, by name, or another vocabulary.
         FormatError: a damaged or foreign file.
     """
-    about = read_checkpoint(path)[ENTRY]
-    found = {f"{part}.{key}": value for part in ("model", "objective") for key, value in about[part].items()}
-    found["data.attend_across_documents"] = about["attend_across_documents"]
-    own = {f"model.{key}": value for key, value in to_dict(model).items() if key not in _MAY_CHANGE}
-    own |= {f"objective.{key}": value for key, value in to_dict(objective).items()}
-    own["data.attend_across_documents"] = attend_across_documents
+    found, own = (_fixed_keys(about) for about in (read_checkpoint(path)[ENTRY], description))
     for key, value in own.items():
         if found.get(key) != value:
             raise ValueError(
@@ -200,7 +210,17 @@ def check_resumable(
             )
 
 
-def _step_of(path: Path) -> int:
+def _fixed_keys(about: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a description that may not change in the course of a run, as the command line names them."""
+    keys = {f"model.{key}": value for key, value in about["model"].items() if key not in _MAY_CHANGE}
+    keys |= {f"objective.{key}": value for key, value in about["objective"].items()}
+    keys["data.attend_across_documents"] = about["attend_across_documents"]
+    keys["trainer.accumulate_batches"] = about.get("accumulate_batches")
+    return keys
+
+
+def step_of(path: Path) -> int:
+    """Return the number of optimizer steps in the name of a checkpoint."""
     match = _STEP_NAME.fullmatch(path.name)
     assert match
     return int(match[1])

@@ -120,18 +120,29 @@ class EmbeddingWriter:
         self.num_records += 1
         self._disk.check(self.path)
 
+    def finish(self) -> None:
+        """Write the file to its end and flush it to the disk: what is left is its name.
+
+        Several files that belong together are all finished before the first gets its name.
+        """
+        if not self._file:
+            return
+        self._file.attrs["num_records"] = self.num_records
+        self._file.close()
+        self._disk.check(self.path)
+        os.fsync(self._disk.fileno())
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Publish the file if all went well, else remove it."""
         try:
-            self._file.attrs["num_records"] = self.num_records
-            self._file.close()
             if kind is None:
-                self._disk.check(self.path)
-                os.fsync(self._disk.fileno())
+                self.finish()
                 os.replace(self._temporary, self.path)
                 sync_folder(self.path.parent)
+            else:
+                self._file.close()
         finally:
             self._disk.close()
             with suppress(FileNotFoundError):

@@ -223,6 +223,10 @@ def list_files(dataset_dir: Path) -> list[str]:
 
 def _load(path: Path) -> dict[str, Any]:
     """Return the JSON object at `path` after checking that it is a dataset manifest."""
+    if path.parent.is_file():
+        raise FormatError(
+            f"{path.parent}: is a file, not a dataset folder; `protperf prepare {path.parent} OUT` makes one from it"
+        )
     if not path.parent.is_dir():
         raise FormatError(
             f"{path.parent}: no such dataset folder; `protperf prepare FASTA... {path.parent}` makes it"

@@ -20,7 +20,7 @@ import numpy as np
 
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
-from protperf.formats.manifest import Manifest, ShardEntry, read_manifest
+from protperf.formats.manifest import SPLITS, Manifest, ShardEntry, read_manifest
 from protperf.vocab import VOCABULARY, check_fingerprint
 
 FORMAT = "protperf-shard"
@@ -116,8 +116,11 @@ class ShardSet:
         self._shards = self.manifest.shards_of(split)
         if not self._shards:
             present = [name for name, stats in self.manifest.splits.items() if stats.windows]
+            known = split in SPLITS
+            state = "holds no protein" if known else "is not known"
+            remedy = "; prepare with a larger fraction for it" if known else ""
             raise ValueError(
-                f"{self.dataset_dir}: split {split!r} holds no protein; there are: {' '.join(present)}; prepare with a larger fraction for it"
+                f"{self.dataset_dir}: split {split!r} {state}; there are: {' '.join(present)}{remedy}"
             )
         self._ends = np.cumsum([shard.windows for shard in self._shards])
         for shard in self._shards:
@@ -174,6 +177,10 @@ class ShardSet:
         if count != self.window:
             raise FormatError(
                 f"{self.dataset_dir / shard.file}: ends inside window {place} ({count} of {self.window} tokens): damaged; copy it or prepare it again"
+            )
+        if row.max() >= len(VOCABULARY):
+            raise FormatError(
+                f"{self.dataset_dir / shard.file}: window {place} holds {row.max()}, which is no token: damaged; copy it or prepare it again"
             )
 
     def _open(self, number: int) -> int:
