@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from training import SMALL, protperf, settings_of, small_dataset, train_small
+from prepared import SAMPLE, read_fasta
+from training import (
+    SMALL,
+    clean_environment,
+    command_line,
+    prepared,
+    protperf,
+    settings_of,
+    small_dataset,
+    train_small,
+)
 
 from protperf.batches import Batch
 from protperf.checkpoint import load_model
@@ -109,3 +120,22 @@ def test_a_sweep_gives_each_run_its_own_folder(tmp_path: Path):
     found = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("step=*.ckpt"))
     assert len(found) == 2, found
     assert {load_model(tmp_path / path).model.config.feedforward_dim for path in found} == {16, 24}
+
+
+@pytest.mark.slow
+def test_a_step_of_performer_36l_at_8192_tokens_fits_into_8_gib(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    records = [record for record in read_fasta(SAMPLE) if len(record[1]) > 300][:80]
+    data = prepared("long", records, window=8192, valid=0.2, test=0.0)
+    command = command_line(
+        *("train", "model=performer_36l", f"data.path={data}", "name=large", "data.batch_size=1"),
+        *("data.num_workers=0", "data.valid_windows=1", "trainer.accelerator=cpu", "trainer.max_steps=1"),
+    )
+    subprocess.run(command, cwd=tmp_path, env=clean_environment(tmp_path), check=True, timeout=900)
+    metrics = read_metrics(tmp_path / "runs" / "large" / "metrics.csv")
+    peak = metrics["train/peak_memory_gib"][1]
+    with capfd.disabled():
+        print(f"\nperformer_36l, 8,192 tokens, one training step: peak {peak:.2f} GiB")
+    assert peak < 8
+    assert metrics["valid/loss"][1] < 5
