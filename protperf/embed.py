@@ -7,8 +7,6 @@ with the input. The work itself is `protperf.batches.embed_proteins`.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
 import shutil
 import sys
 import time
@@ -29,8 +27,9 @@ from protperf.formats.embeddings import (
 )
 from protperf.formats.fasta import Policy, Record, SequenceReader, Skipped
 from protperf.formats.records import quoted
+from protperf.formats.sizes import estimate_text_bytes, hash_file, in_units
 from protperf.formats.skipped import SkippedList
-from protperf.formats.streams import COMPRESSIONS, STDIN, check_inputs
+from protperf.formats.streams import STDIN, check_inputs
 
 if TYPE_CHECKING:
     from protperf.checkpoint import TrainedModel
@@ -44,7 +43,6 @@ BLOCK_TOKENS = 1 << 17
 
 _TYPICAL_RECORD = 450
 """Bytes of FASTA text for one protein of UniProt."""
-_COMPRESSED_FACTOR = 1.8
 
 
 class Outcome(NamedTuple):
@@ -171,16 +169,13 @@ def pool(record: Record, states: np.ndarray, kind: str) -> Embedding:
 
 def describe_outputs(trained: TrainedModel, outputs: dict[str, Path]) -> dict[str, EmbeddingInfo]:
     """Return what each output file says of itself."""
-    digest = hashlib.sha256()
-    with open(trained.path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+    digest, _ = hash_file(trained.path)
     return {
         kind: EmbeddingInfo(
             kind=kind,
             model_dim=trained.model.config.model_dim,
             checkpoint=trained.path.name,
-            checkpoint_sha256=digest.hexdigest(),
+            checkpoint_sha256=digest,
             objective=trained.objective.kind,
         )
         for kind in outputs
@@ -261,31 +256,14 @@ def describe_model(trained: TrainedModel, device: str) -> str:
 def describe_space(inputs: Sequence[str], folder: Path, kinds: Sequence[str], model_dim: int) -> str:
     """Return one line on the size of the output, about, and the free space; stdin and pipes are not counted."""
     files = [name for name in inputs if name != STDIN and Path(name).is_file()]
-    text_bytes = sum(_text_bytes(name) for name in files)
+    text_bytes = sum(estimate_text_bytes(name) for name in files)
     proteins = text_bytes / _TYPICAL_RECORD
     vectors = {"mean": proteins, "per_tok": text_bytes}
     need = sum(vectors[kind] * model_dim * 4 + proteins * RECORD_OVERHEAD for kind in kinds)
     free = shutil.disk_usage(folder).free
     verdict = "" if free > need else "; this may not be enough"
     piped = "" if len(files) == len(inputs) else ", and what comes from pipes"
-    return f"the output takes about {_in_units(need)}{piped}; {_in_units(free)} are free in {folder}{verdict}"
-
-
-def _text_bytes(name: str) -> float:
-    """Return the size of a sequence file's text, about."""
-    with open(name, "rb") as file:
-        head = file.read(16)
-    compressed = any(magic.match(head) for magic in COMPRESSIONS.values())
-    return os.path.getsize(name) * (_COMPRESSED_FACTOR if compressed else 1)
-
-
-def _in_units(num_bytes: float) -> str:
-    """Return a size in the largest decimal unit that leaves at least 1."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
+    return f"the output takes about {in_units(need)}{piped}; {in_units(free)} are free in {folder}{verdict}"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -21,13 +21,12 @@ import numpy as np
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
 from protperf.formats.manifest import SPLITS, Manifest, ShardEntry, read_manifest
+from protperf.formats.sizes import hash_file
 from protperf.vocab import VOCABULARY, check_fingerprint
 
 FORMAT = "protperf-shard"
 FORMAT_VERSION = 1
 MAX_OPEN_FILES = 64
-
-_BLOCK_BYTES = 1 << 20
 
 
 def shard_name(split: str, index: int, num_shards: int) -> str:
@@ -155,7 +154,7 @@ class ShardSet:
         for shard in self._shards:
             path = self.dataset_dir / shard.file
             self._check_size(shard)
-            if _hash_file(path) != shard.sha256:
+            if hash_file(path)[0] != shard.sha256:
                 raise FormatError(
                     f"{path}: its SHA-256 is not the manifest's: damaged; copy it or prepare it again"
                 )
@@ -216,15 +215,6 @@ class ShardSet:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _hash_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _check_attributes(path: Path, shard: ShardEntry, window: int) -> None:
