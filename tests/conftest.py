@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("protperf", deadline=None, derandomize=True)
+settings.load_profile("protperf")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SAMPLE = REPOSITORY / "data_prep" / "sample" / "uniprot_sample.fasta.gz"

@@ -175,7 +175,7 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on_with_the_next(
     number: int, status: int, tmp_path: Path
 ):
     more = ("trainer.checkpoint_every=100000", "data.num_workers=1")
-    arguments = ("train", f"data.path={small_dataset()}", "name=stopped", *SMALL, *options(150, *more))
+    arguments = ("train", f"data.path={small_dataset()}", "name=stopped", *SMALL, *options(400, *more))
     run_dir = tmp_path / "runs" / "stopped"
     process = subprocess.Popen(
         command_line(*arguments),
@@ -190,12 +190,12 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on_with_the_next(
     assert process.returncode == status
     (checkpoint,) = (run_dir / "checkpoints").glob("step=*.ckpt")
     reached = step_of(checkpoint)
-    assert 10 <= reached < 150
+    assert 10 <= reached < 400
     assert f"stopped by {signal.Signals(number).name} after step {reached}; the same command goes on" in said
-    _, record = train_small(run_dir, *options(150, *more))
-    whole_dir, whole = uninterrupted(150, *more)
+    _, record = train_small(run_dir, *options(400, *more))
+    whole_dir, whole = uninterrupted(400, *more)
     assert record.losses == whole.losses[reached:]
-    assert_same_run(run_dir, whole_dir, 150)
+    assert_same_run(run_dir, whole_dir, 400)
 
 
 @pytest.mark.slow
