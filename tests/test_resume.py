@@ -174,7 +174,7 @@ def kill_after(run_dir: Path, step: int, arguments: tuple[str, ...], cwd: Path) 
 def test_a_run_told_to_stop_saves_the_step_and_goes_on_with_the_next(
     number: int, status: int, tmp_path: Path
 ):
-    more = ("trainer.checkpoint_every=100000", "data.num_workers=1")
+    more = ("trainer.checkpoint_every=100000", "trainer.validate_every=100000", "data.num_workers=1")
     arguments = ("train", f"data.path={small_dataset()}", "name=stopped", *SMALL, *options(400, *more))
     run_dir = tmp_path / "runs" / "stopped"
     process = subprocess.Popen(
