@@ -314,7 +314,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "paths",
         nargs="+",
         metavar="CHECKPOINT FASTA... OUT",
-        help="a .ckpt file or the folder of a run; sequence files (- is stdin); the .h5 file to write",
+        help="a .ckpt file or the folder of a run (its best checkpoint); sequence files (- is stdin); the .h5 file to write",
     )
     parser.add_argument(
         "--include",

@@ -45,7 +45,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: Hydra keeps the configuration in `.hydra/`."""
+        """Do nothing: the run folder's config.yaml holds the configuration."""
 
 
 def build_loggers(

@@ -62,7 +62,8 @@ def plot_curve(options: argparse.Namespace) -> Figure:
     metrics = read_metrics(path)
     floors = dict(options.floor)
     if options.scores:
-        floors = read_floors(options.scores, options.split) | floors
+        found = read_floors(options.scores, options.split)
+        floors = {f"{name} on {options.split}": value for name, value in found.items()} | floors
     curves = {
         name.removesuffix("/perplexity"): values
         for name, values in metrics.items()
@@ -104,7 +105,7 @@ def draw_curve(curves: dict[str, dict[int, float]], floors: dict[str, float], *,
         )
     for number, (name, value) in enumerate(floors.items()):
         dashes = _FLOOR_DASHES[number % len(_FLOOR_DASHES)]
-        axes.axhline(value, color="0.25", linewidth=1, linestyle=dashes, label=f"{name} floor ({value:.2f})")
+        axes.axhline(value, color="0.25", linewidth=1, linestyle=dashes, label=f"floor: {name} ({value:.2f})")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set(xlabel="optimizer steps", ylabel="perplexity (per asked residue)")

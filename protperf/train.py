@@ -38,11 +38,13 @@ from protperf.config import (
 )
 from protperf.data import WindowData
 from protperf.formats import FormatError
-from protperf.formats.commit import lock_folder
+from protperf.formats.commit import commit_bytes, lock_folder
 from protperf.loggers import build_loggers
 from protperf.task import LanguageModelTask
 
 log = logging.getLogger("protperf")
+
+CONFIG_NAME = "config.yaml"
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -104,6 +106,7 @@ def train(config: DictConfig) -> None:
             parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
             if run.trainer.is_global_zero:
                 log.info("%s parameters; %s", f"{parameters:,}", _describe_start(run))
+                _record_settings(settings)
             run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
     except (ValueError, OSError) as error:
         if os.environ.get("PROTPERF_DEBUG"):
@@ -283,7 +286,7 @@ def explain(error: Exception) -> str:
     words = text.split("'")
     if "Could not override" in text and len(words) > 1:
         keys = [f"{name}.{field.name}" for name, section in SECTIONS.items() for field in fields(section)]
-        near = difflib.get_close_matches(words[1], [*keys, "name", "run_dir", "resume"], n=1)
+        near = difflib.get_close_matches(words[1], [*keys, *SECTIONS, "name", "run_dir", "resume"], n=1)
         hint = f"did you mean {near[0]!r}?" if near else "`protperf train --cfg job` lists the keys"
         return f"no key {words[1]!r} in the configuration; {hint}"
     return text
@@ -315,6 +318,23 @@ def _describe_start(run: Run) -> str:
     step, wanted = step_of(run.checkpoint), run.trainer.max_steps
     done = f"; trainer.max_steps={wanted} is reached already" if step >= wanted else ""
     return f"going on from {run.checkpoint}{done}"
+
+
+def _record_settings(settings: Settings) -> None:
+    """Keep the configuration of an accepted start in the run's folder; log what differs from the start before."""
+    values = {name: to_dict(getattr(settings, name)) for name in SECTIONS}
+    path = settings.run_dir / CONFIG_NAME
+    if path.exists():
+        before = OmegaConf.load(path)
+        changes = [
+            f"{section}.{key} {old} -> {new}"
+            for section, keys in values.items()
+            for key, new in keys.items()
+            if (old := OmegaConf.select(before, f"{section}.{key}")) != new
+        ]
+        if changes:
+            log.info("other settings than at the last start: %s", ", ".join(changes))
+    commit_bytes(path, OmegaConf.to_yaml(OmegaConf.create(values)).encode())
 
 
 def _quieten_lightning() -> None:

@@ -69,7 +69,7 @@ def test_floors_are_drawn_across_the_figure(tmp_path: Path):
     (tmp_path / "scores.json").write_text(json.dumps(scores))
     assert main(["curve", str(run), str(tmp_path / "plain.png")]) == 0
     assert main(["curve", str(run), str(tmp_path / "a.png"), "--scores", str(tmp_path / "scores.json")]) == 0
-    assert main(["curve", str(run), str(tmp_path / "b.png"), "--floor", "unigram=18"]) == 0
+    assert main(["curve", str(run), str(tmp_path / "b.png"), "--floor", "unigram on valid=18"]) == 0
     assert changed_share(tmp_path / "a.png", tmp_path / "b.png") == 0
     assert changed_share(tmp_path / "plain.png", tmp_path / "a.png") > 0
     dark_in_row = (imread(tmp_path / "a.png")[:-80, 100:, :3].max(-1) < 0.4).sum(1)

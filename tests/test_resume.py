@@ -334,3 +334,21 @@ def test_two_processes_never_train_in_one_folder(tmp_path: Path):
         assert "runs/same: another process trains there; wait for it, or give another name" in result.stderr
         other.communicate(b"")
     assert not (run_dir / "checkpoints").exists()
+
+
+def test_an_accepted_start_is_recorded_with_what_changed_and_a_refused_one_is_not(tmp_path: Path):
+    arguments = ("train", f"data.path={small_dataset()}", "name=r", *SMALL)
+    config = tmp_path / "runs" / "r" / "config.yaml"
+    first = protperf(*arguments, "trainer.max_steps=2", cwd=tmp_path)
+    assert "other settings" not in first.stderr
+    kept = config.read_text()
+    assert "model_dim: 16" in kept
+    refused = protperf(*arguments, "trainer.max_steps=4", "objective=causal", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert config.read_text() == kept
+    second = protperf(*arguments, "trainer.max_steps=4", "data.batch_size=2", cwd=tmp_path)
+    assert (
+        "other settings than at the last start: data.batch_size 4 -> 2, optim.decay_steps 2 -> 4, "
+        "trainer.max_steps 2 -> 4\n"
+    ) in second.stderr
+    assert not (tmp_path / "runs" / "r" / ".hydra").exists()
