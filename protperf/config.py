@@ -103,7 +103,7 @@ class ObjectiveConfig:
     kind: str = "masked"
     """masked (some residues, from both sides) or causal (the next token)."""
     mask_fraction: float = 0.15
-    """masked: the chance that a residue is asked."""
+    """masked, training: the chance that a residue is asked; evaluation asks 15 % whatever this says."""
     shown_as_mask: float = 0.8
     """masked, training: the share of asked residues shown as <mask>."""
     shown_as_random: float = 0.1

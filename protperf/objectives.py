@@ -23,6 +23,10 @@ EVALUATION_EPOCH = 2**23 - 1
 """The epoch number under which evaluation draws its masks, the same at each validation."""
 
 
+EVALUATION_FRACTION = 0.15
+"""The chance that evaluation asks a residue, however the model was trained: numbers of models stay comparable."""
+
+
 class LanguageModel(Protocol):
     """What an objective needs of a model."""
 
@@ -58,8 +62,8 @@ def ask(
     """Make the question for one window.
 
     Masked: each residue is asked with chance `mask_fraction`. In training the asked ones are shown as `<mask>`, as
-    a random standard amino acid or as they are; in evaluation all are shown as `<mask>`, so that a unigram model
-    is the right floor. Causal: each token but the last of its protein is shown, the next one is asked; evaluation
+    a random standard amino acid or as they are; evaluation asks `EVALUATION_FRACTION` and shows all of them as
+    `<mask>`, so that a unigram model is the right floor. Causal: each token but the last of its protein is shown, the next one is asked; evaluation
     asks residues only.
 
     Args:
@@ -81,7 +85,8 @@ def _ask_masked(
 ) -> tuple[np.ndarray, np.ndarray]:
     draws = generator.random((2, len(tokens)), dtype=np.float32)
     random_residues = generator.integers(VOCABULARY.num_standard, size=len(tokens), dtype=np.uint8)
-    asked = (draws[0] < config.mask_fraction) & (tokens < VOCABULARY.num_residues)
+    fraction = EVALUATION_FRACTION if evaluation else config.mask_fraction
+    asked = (draws[0] < fraction) & (tokens < VOCABULARY.num_residues)
     targets = np.where(asked, tokens, np.uint8(NOT_ASKED))
     hidden = asked if evaluation else asked & (draws[1] < config.shown_as_mask)
     replaced = asked & ~hidden & (draws[1] < config.shown_as_mask + config.shown_as_random)

@@ -14,7 +14,15 @@ from training import prepared, train_small
 
 from protperf.config import ModelConfig, ObjectiveConfig
 from protperf.model import ProteinModel
-from protperf.objectives import NOT_ASKED, ask, question_generator, token_losses, token_sums
+from protperf.objectives import (
+    EVALUATION_EPOCH,
+    NOT_ASKED,
+    ask,
+    question_generator,
+    token_losses,
+    token_sums,
+)
+from protperf.vocab import VOCABULARY
 
 PAD, BOS, EOS, MASK = 26, 27, 28, 29
 MASKED, CAUSAL = ObjectiveConfig(kind="masked"), ObjectiveConfig(kind="causal")
@@ -184,6 +192,19 @@ def loss_on_random_residues(run_dir: Path, *, window: int, kind: str, attention:
     options = (f"objective={kind}", f"model.attention={attention}", f"data.batch_size={1280 // window}")
     run, _ = train_small(run_dir, *options, *RANDOM_OPTIONS, data=random_proteins(window))
     return run.task.valid_results["valid/loss"]
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.15, 0.5])
+def test_evaluation_asks_the_same_of_models_trained_with_any_fraction(fraction: float):
+    window = np.random.default_rng(0).integers(VOCABULARY.num_standard, size=4096, dtype=np.uint8)
+    shown, targets = ask(
+        window,
+        ObjectiveConfig(mask_fraction=fraction),
+        question_generator(0, epoch=EVALUATION_EPOCH, window=3),
+        evaluation=True,
+    )
+    assert abs((targets != NOT_ASKED).mean() - 0.15) < 4 * (0.15 * 0.85 / 4096) ** 0.5
+    assert (shown[targets != NOT_ASKED] == VOCABULARY.mask).all()
 
 
 @pytest.mark.slow
