@@ -9,16 +9,17 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
+from torch import Tensor
 from torch.optim import Optimizer
 
-from protperf.batches import Batch
+from protperf.batches import Batch, documents_of
 from protperf.metrics import TokenMetrics
-from protperf.model import ProteinModel
+from protperf.model import ProteinModel, QueryKeyNorms
 
 log = logging.getLogger("protperf")
 
@@ -46,35 +47,54 @@ class StepSeeds(Callback):
 
 
 class Redraw(Callback):
-    """Draws the model's projections anew every `every` optimizer steps, between steps; the same on every rank."""
+    """Draws the model's projections anew every `every` optimizer steps, between steps; the same on every rank.
+
+    With `oprf` attention it also tells the model what norms to expect, measured on the batch that follows, the mean
+    over ranks: at the first step and at each redraw. In between they are constants, so no token's features depend on
+    another token.
+    """
 
     def __init__(self, model: ProteinModel, *, every: int) -> None:
         self._model = model
         self._every = every
         self._redraw = -1
+        self._is_first = True
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         """Redraw if an interval is full: never inside an accumulation window, where the step stands still."""
         redraw = trainer.global_step // self._every if self._every else self._redraw
-        if redraw != self._redraw:
+        is_new = redraw != self._redraw and redraw != self._model.redraws.item()  # type: ignore[operator]
+        if is_new:
             self._model.redraw_projections(redraw)
-            self._redraw = redraw
+        if self._model.config.attention == "oprf" and (
+            is_new or (self._is_first and trainer.global_step == 0)
+        ):
+            norms = measured_norms(trainer, self._model, batch)
+            self._model.set_pair_squares(norms.pair_squares)
+        self._redraw, self._is_first = redraw, False
 
 
 class Report(Callback):
     """Sends metrics to all loggers, and a line to the log, at whole logging intervals and validations.
 
     Args:
+        model: whose queries and keys are measured at the end of each interval.
         train_metrics: what training steps add to; reset after each interval.
         valid_results: what the latest validation gave, by name.
         every: optimizer steps in an interval.
     """
 
     def __init__(
-        self, train_metrics: TokenMetrics, valid_results: Mapping[str, float], *, every: int
+        self,
+        model: ProteinModel,
+        train_metrics: TokenMetrics,
+        valid_results: Mapping[str, float],
+        *,
+        every: int,
     ) -> None:
+        self._model = model
         self._train_metrics = train_metrics
         self._valid_results = valid_results
         self._every = every
@@ -115,6 +135,7 @@ class Report(Callback):
                 f"the loss is {values['train/loss']} at step {step}: lower optim.learning_rate or raise "
                 "optim.warmup_steps, and start again from the last checkpoint or under another name"
             )
+        values |= norms_by_layer(measured_norms(trainer, self._model, batch))
         values |= {
             "train/gradient_norm": self._gradient_norm,
             "train/learning_rate": self._learning_rate,
@@ -157,6 +178,18 @@ class Report(Callback):
         now = time.perf_counter()
         self._seconds += now - self._since
         self._since = now
+
+
+def measured_norms(trainer: pl.Trainer, model: ProteinModel, batch: Batch) -> QueryKeyNorms:
+    """Measure queries and keys on a batch, the mean over ranks; proteins in one window do not see each other here."""
+    norms = model.query_key_norms(batch.inputs, documents_of(batch.inputs))
+    return QueryKeyNorms(*(cast(Tensor, trainer.strategy.reduce(x, reduce_op="mean")) for x in norms))
+
+
+def norms_by_layer(norms: QueryKeyNorms) -> dict[str, float]:
+    """Return the mean over heads of |q||k| / sqrt(K) for each layer, by the name that loggers get."""
+    layers = norms.products.mean(1).tolist()
+    return {f"attention/qk_norm_{number:02d}": value for number, value in enumerate(layers)}
 
 
 def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:

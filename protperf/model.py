@@ -6,20 +6,41 @@ Axis letters: `B` batch, `L` length in tokens, `D` model width, `H` heads, `K` h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, linear, normalize, silu
 from torch.utils.checkpoint import checkpoint
 
-from protperf.attention import attend, draw_projection, positions_in_documents, projection_generator
+from protperf.attention import (
+    UNPROJECTED,
+    attend,
+    draw_projection,
+    positions_in_documents,
+    projection_generator,
+)
 from protperf.config import ModelConfig
 from protperf.vocab import VOCABULARY
 
 INIT_STD = 0.02
 ROPE_BASE = 10_000.0
+INIT_TEMPERATURE = 2.0
+"""|q||k|/sqrt(K) of a new model with `qk_norm`: about what one without starts from, and good for 256 features."""
+
+
+class QueryKeyNorms(NamedTuple):
+    """How long queries and keys are, means over tokens, `(layers, H)` each.
+
+    Attributes:
+        products: |q||k| / sqrt(K): the largest logit there can be.
+        pair_squares: |q' + k'|^2 over all pairs, x' = x / K^(1/4): a random feature's relative variance is exp of it.
+    """
+
+    products: Tensor
+    pair_squares: Tensor
 
 
 class ProteinModel(nn.Module):
@@ -50,12 +71,7 @@ class ProteinModel(nn.Module):
             documents: int32 `(B, L)`; tokens with equal numbers (one contiguous run) see each other and positions
                 restart in each run; -1 is padding. `None`: one document a row.
         """
-        x = self.embedding(tokens.long())
-        places = self._positions(tokens, documents)
-        if self.config.positions == "absolute":
-            x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
-        rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
-        x = self.dropout(x)
+        x, rotation = self._enter(tokens, documents)
         for block in self.blocks:
             if self.config.activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, documents, rotation, use_reentrant=False)
@@ -66,6 +82,32 @@ class ProteinModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens, `(..., V)` for `(..., D)`; the head is the embedding's matrix."""
         return linear(hidden, self.embedding.weight)
+
+    @torch.no_grad()
+    def query_key_norms(self, tokens: Tensor, documents: Tensor | None = None) -> QueryKeyNorms:
+        """Measure queries and keys in every layer, without dropout; random features err as exp(|q' + k'|^2).
+
+        Args:
+            tokens: as in `forward`.
+            documents: as in `forward`; padding is left out.
+        """
+        training = self.training
+        self.eval()
+        x, rotation = self._enter(tokens, documents)
+        real = torch.ones_like(tokens, dtype=torch.bool) if documents is None else documents >= 0
+        products, squares = [], []
+        for block in self.blocks:
+            q, k, _ = block.attention.queries_keys_values(block.attention_norm(x), rotation)  # type: ignore[union-attr, operator]
+            q, k = (y.transpose(1, 2)[real].float() for y in (q, k))  # (tokens, H, K)
+            lengths = (y.norm(dim=-1).mean(0) for y in (q, k))
+            products.append(math.prod(lengths) / self.head_dim**0.5)
+            pairs = (
+                q.square().sum(-1).mean(0) + k.square().sum(-1).mean(0) + 2 * (q.mean(0) * k.mean(0)).sum(-1)
+            )
+            squares.append(pairs / self.head_dim**0.5)
+            x = block(x, documents, rotation)
+        self.train(training)
+        return QueryKeyNorms(torch.stack(products), torch.stack(squares))
 
     @property
     def head_dim(self) -> int:
@@ -107,18 +149,36 @@ class ProteinModel(nn.Module):
                 )
         self.load_state_dict(weights)
 
+    def set_pair_squares(self, pair_squares: Tensor) -> None:
+        """Tell `oprf` what norms to expect, `(layers, H)`; like a redraw, between optimizer steps."""
+        for block, value in zip(self.blocks, pair_squares, strict=True):
+            block.attention.pair_square.copy_(value)  # type: ignore[union-attr, operator]
+
+    def _enter(self, tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Return what enters the first block, `(B, L, D)`, and the rotations of positions."""
+        x = self.embedding(tokens.long())
+        places = self._positions(tokens, documents)
+        if self.config.positions == "absolute":
+            x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
+        rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
+        return self.dropout(x), rotation
+
     def _positions(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
         if documents is None:
             return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
         return positions_in_documents(documents)
 
     def _draw_projections(self, redraw: int) -> None:
-        if self.config.attention == "softmax":
+        if not _is_projected(self.config.attention):
             return
         for layer, block in enumerate(self.blocks):
             generator = projection_generator(self.config.projection_seed, layer=layer, redraw=redraw)
             drawn = draw_projection(
-                self.config.num_features, self.head_dim, kind=self.config.projection, generator=generator
+                self.config.num_features,
+                self.head_dim,
+                coupling=self.config.projection,
+                norms=self.config.projection_norms,
+                generator=generator,
             )
             block.attention.projection.copy_(drawn)  # type: ignore[union-attr, operator]
         self.redraws.fill_(redraw)  # type: ignore[operator]
@@ -152,34 +212,60 @@ class SelfAttention(nn.Module):
     """Multi-head attention; its random projection is a float32 buffer and stays one."""
 
     projection: Tensor
+    pair_square: Tensor
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__()
         self.kind = config.attention
         self.causal = causal
         self.num_heads = config.num_heads
+        head_dim = config.model_dim // config.num_heads
         self.qkv = nn.Linear(config.model_dim, 3 * config.model_dim, bias=False)
         self.out = nn.Linear(config.model_dim, config.model_dim, bias=False)
-        if config.attention != "softmax":
-            shape = (config.num_features, config.model_dim // config.num_heads)
+        self.log_temperature: nn.Parameter | None = None
+        if config.qk_norm:
+            self.log_temperature = nn.Parameter(torch.full((config.num_heads,), math.log(INIT_TEMPERATURE)))
+        if _is_projected(config.attention):
+            shape = (config.num_features, head_dim)
             self.register_buffer("projection", torch.empty(shape, dtype=torch.float32))
+        if config.attention == "oprf":
+            self.register_buffer("pair_square", torch.zeros(config.num_heads, dtype=torch.float32))
 
     def forward(self, x: Tensor, documents: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return `(B, L, D)`."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, K)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, L, K)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        projection = None if self.kind == "softmax" else self.projection
-        out = attend(q, k, v, documents, kind=self.kind, causal=self.causal, projection=projection)
+        q, k, v = self.queries_keys_values(x, rotation)
+        out = attend(
+            q,
+            k,
+            v,
+            documents,
+            kind=self.kind,
+            causal=self.causal,
+            projection=self._buffers.get("projection"),
+            pair_square=self._buffers.get("pair_square"),
+        )
         return self.out(out.transpose(1, 2).flatten(2))
 
+    def queries_keys_values(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v, each `(B, H, L, K)`, normalised and turned by position as they enter attention."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, K)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, L, K)
+        if self.log_temperature is not None:
+            q, k = (with_temperature(y, self.log_temperature) for y in (q, k))
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the projection with the module, but never change its type (`.half()`, `.to(bfloat16)`)."""
-        exact = self._buffers.get("projection")
+        """Move the buffers with the module, but never change their type (`.half()`, `.to(bfloat16)`)."""
+        exact = dict(self._buffers)
         super()._apply(fn, recurse)
-        if exact is not None and self.projection.dtype != torch.float32:
-            self.projection = exact.to(self.projection.device)
+        for name, buffer in exact.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != torch.float32:
+                self._buffers[name] = buffer.to(moved.device)
         return self
 
 
@@ -201,6 +287,20 @@ class FeedForward(nn.Module):
             x, gate = x.chunk(2, dim=-1)
             return self.out(self.dropout(x * silu(gate)))
         return self.out(self.dropout(gelu(x)))
+
+
+def with_temperature(x: Tensor, log_temperature: Tensor) -> Tensor:
+    """Give queries or keys `(B, H, L, K)` the length sqrt(t) K^(1/4), so that q.k / sqrt(K) = t cos(q, k).
+
+    Source: Henry et al. 2020, "Query-key normalization for transformers", arXiv:2010.04245; here with one learned
+    temperature a head, whose square root both sides get: |q'| = |k'| = sqrt(t) bounds the variance of random features.
+
+    Args:
+        x: queries or keys.
+        log_temperature: log t, `(H,)`.
+    """
+    length = torch.exp(log_temperature.float() / 2)[:, None, None] * x.shape[-1] ** 0.25
+    return (normalize(x.float(), dim=-1) * length).to(x.dtype)
 
 
 def rotations(places: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -233,6 +333,10 @@ def sinusoids(places: Tensor, model_dim: int) -> Tensor:
     even = torch.arange(0, model_dim, 2, device=places.device)
     angles = places.unsqueeze(-1) * ROPE_BASE ** (-even / model_dim)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :model_dim]
+
+
+def _is_projected(attention: str) -> bool:
+    return attention != "softmax" and attention not in UNPROJECTED
 
 
 def _is_projection(name: str) -> bool:

@@ -213,7 +213,7 @@ def build_callbacks(
         Redraw(task.model, every=trainer.redraw_every),
         StepSeeds(data.position.start, seed=trainer.seed),
         data.position,
-        Report(task.train_metrics, task.valid_results, every=trainer.log_every),
+        Report(task.model, task.train_metrics, task.valid_results, every=trainer.log_every),
         Checkpoints(
             settings.checkpoint_dir,
             every=trainer.checkpoint_every,

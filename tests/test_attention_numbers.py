@@ -7,15 +7,21 @@ from collections.abc import Callable
 import pytest
 import torch
 from attention_cases import (
+    Choice,
+    attend,
     both_directions,
     causal_denominators,
     documents_of,
     every_kind,
+    every_layout_of_favor,
     every_linear_kind,
+    every_positive_kind,
+    every_underflowing_kind,
     gaussian_projection,
     gradients,
     normal,
     random_qkv,
+    reference_attention,
     relative_error,
     underflowing,
     with_gradients,
@@ -24,10 +30,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protperf.attention import attend
-from protperf.attention.features import FEATURE_MAPS
-from protperf.attention.linear import bidirectional_attention, causal_attention
-from protperf.attention.reference import reference_attention
+from protperf.attention import blocked_causal, blocks
+from protperf.attention.batched import batched_attention
+from protperf.attention.blocked import blocked_attention
+from protperf.attention.features import FEATURE_MAPS, logits, nonlinear, row_log_scale
+from protperf.attention.reference import reference_attention as definition
 
 PROJECTION = gaussian_projection()
 
@@ -76,7 +83,7 @@ def check_against_twin(documents: Tensor, *, kind: str, causal: bool, heads: int
     length = documents.shape[1]
     fast = with_gradients(*random_qkv(length, dtype=torch.float64, head_dim=8, heads=heads))
     slow = with_gradients(*fast)
-    choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(16, 8)}
+    choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(16, 8).double()}
     found, wanted = attend(*fast, documents, **choice), reference_attention(*slow, documents, **choice)
     torch.testing.assert_close(found, wanted, **EXACT)
     for one, other in zip(gradients(found, fast), gradients(wanted, slow), strict=True):
@@ -95,10 +102,7 @@ def test_gradients_of_the_normalised_op_are_the_derivatives(
     qkv = with_gradients(*random_qkv(length, dtype=torch.float64, head_dim=3))
 
     def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        log_q, log_k = FEATURE_MAPS[kind](q, projection), FEATURE_MAPS[kind](k, projection)
-        if causal:
-            return causal_attention(log_q, log_k, v, documents, chunk=3)
-        return bidirectional_attention(log_q, log_k, v, documents, chunk=3)
+        return attend(q, k, v, documents, kind=kind, causal=causal, projection=projection)
 
     assert torch.autograd.gradcheck(op, qkv)
 
@@ -110,17 +114,50 @@ layouts = st.lists(
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(layout=layouts, chunk=st.integers(1, 40), seed=st.integers(0, 1000), causal=st.booleans())
-def test_no_length_layout_or_chunk_length_matters(layout: list[int], chunk: int, seed: int, causal: bool):
+def test_no_length_layout_or_chunk_length_matters_to_the_batched_form(
+    layout: list[int], chunk: int, seed: int, causal: bool
+):
     documents = documents_of(*layout)
-    projection = gaussian_projection(6, 4)
-    q, k, v = random_qkv(documents.shape[1], seed=seed, scale=2.0, heads=1, head_dim=4, dtype=torch.float64)
-    log_q, log_k = (FEATURE_MAPS["favor"](x, projection) for x in (q, k))
-    if causal:
-        found = causal_attention(log_q, log_k, v, documents, chunk=chunk)
-    else:
-        found = bidirectional_attention(log_q, log_k, v, documents, chunk=chunk)
-    wanted = reference_attention(q, k, v, documents, kind="favor", causal=causal, projection=projection)
+    projection = gaussian_projection(6, 4).double()
+    qkv = random_qkv(documents.shape[1], seed=seed, scale=2.0, heads=1, head_dim=4, dtype=torch.float64)
+    feature_map = FEATURE_MAPS["favor"](projection, head_dim=4)
+    without_padding = tuple(x.masked_fill((documents == -1)[:, None, :, None], 0.0) for x in qkv)
+    found = batched_attention(*without_padding, documents, feature_map, causal=causal, chunk=chunk)
+    wanted = reference_attention(*qkv, documents, kind="favor", causal=causal, projection=projection)
     torch.testing.assert_close(found, wanted, **EXACT)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    layout=layouts,
+    chunk=st.integers(1, 12),
+    span=st.integers(1, 30),
+    rows=st.integers(1, 60),
+    seed=st.integers(0, 1000),
+    kind=st.sampled_from(["favor", "relu", "trig"]),
+    causal=st.booleans(),
+)
+def test_no_length_layout_or_block_matters_to_the_blocked_form(
+    layout: list[int], chunk: int, span: int, rows: int, seed: int, kind: str, causal: bool
+):
+    documents = documents_of(*layout)
+    projection = gaussian_projection(6, 4).double()
+    scale = 0.5 if kind == "trig" else 2.0
+    fast = with_gradients(
+        *random_qkv(documents.shape[1], seed=seed, scale=scale, heads=2, head_dim=4, dtype=torch.float64)
+    )
+    slow = with_gradients(*fast)
+    feature_map = FEATURE_MAPS[kind](projection, head_dim=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocked_causal, "CHUNK", chunk)
+        patch.setattr(blocked_causal, "SPAN", span)
+        patch.setattr(blocks, "ROWS_PER_THREAD", rows)
+        found = blocked_attention(*fast, documents, feature_map, causal=causal)
+        by_blocks = gradients(found, fast)
+    wanted = definition(*slow, documents, kind=kind, causal=causal, projection=projection)
+    torch.testing.assert_close(found, wanted, **EXACT)
+    for one, other in zip(by_blocks, gradients(wanted, slow), strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
 
 
 def extreme_qk(case: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,7 +199,7 @@ EXTREMES = [
 
 @pytest.mark.parametrize("case", EXTREMES)
 @both_directions
-@every_kind
+@every_positive_kind
 def test_extreme_inputs_in_float32_equal_float64(kind: str, causal: bool, case: str):
     projection = gaussian_projection(64, 64)
     fast = with_gradients(*extreme_qk(case))
@@ -178,7 +215,7 @@ def test_extreme_inputs_in_float32_equal_float64(kind: str, causal: bool, case: 
 
 @pytest.mark.parametrize("case", EXTREMES[::2])
 @both_directions
-@every_kind
+@every_positive_kind
 def test_extreme_inputs_in_bfloat16_equal_float64(kind: str, causal: bool, case: str):
     fast = with_gradients(*extreme_qk(case), dtype=torch.bfloat16)
     choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(64, 64)}
@@ -190,7 +227,7 @@ def test_extreme_inputs_in_bfloat16_equal_float64(kind: str, causal: bool, case:
 
 
 @both_directions
-@every_kind
+@every_positive_kind
 def test_bfloat16_autocast_leaves_attention_in_float32(kind: str, causal: bool):
     q, k, v = with_gradients(*extreme_qk("q, k ~ 4 N(0, 1)"))
     choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(64, 64)}
@@ -201,7 +238,7 @@ def test_bfloat16_autocast_leaves_attention_in_float32(kind: str, causal: bool):
     assert all(gradient.isfinite().all() for gradient in gradients(found, (q, k, v)))
 
 
-@pytest.mark.parametrize("kind", ["favor", pytest.param("favor_hyperbolic", marks=pytest.mark.slow)])
+@every_underflowing_kind
 def test_rows_whose_denominator_underflows_equal_float64_with_gradients(kind: str):
     q, k, v, projection = underflowing(150)
     low = causal_denominators(q, k, projection) < 1e-38
@@ -219,9 +256,10 @@ def test_rows_whose_denominator_underflows_equal_float64_with_gradients(kind: st
 
 @pytest.mark.parametrize("scale", [12.0, 24.0, 40.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_gradients_stay_finite_however_far_denominators_underflow(seed: int, scale: float):
+@every_layout_of_favor
+def test_gradients_stay_finite_however_far_denominators_underflow(kind: str, seed: int, scale: float):
     q, k, v = with_gradients(*random_qkv(100, seed=seed, scale=scale, head_dim=64))
-    out = attend(q, k, v, kind="favor", causal=True, projection=gaussian_projection(128, 64))
+    out = attend(q, k, v, kind=kind, causal=True, projection=gaussian_projection(128, 64))
     assert out.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients(out, (q, k, v)))
 
@@ -241,20 +279,34 @@ def test_a_value_that_is_not_a_number_is_never_hidden(
         assert out[:, :, seen_by].isnan().all()
 
 
+def reference_row(kind: str, qkv: tuple[Tensor, Tensor, Tensor], projection: Tensor) -> Tensor:
+    """Return attention of the last query to all keys by the definition, `(1, H, K)`."""
+    choice = Choice(kind, projection, *qkv[:2])
+    q, k, v = choice.q[:, :, -1:], choice.k, qkv[2]
+    if choice.kind == "softmax":
+        return ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v)[:, :, 0]
+    feature_map = FEATURE_MAPS[choice.kind](
+        choice.projection, head_dim=q.shape[-1], pair_square=choice.pair_square
+    )
+    if feature_map.nonlinearity == "exp":
+        weights = torch.logsumexp(logits(q, feature_map) + logits(k, feature_map), -1).softmax(-1)
+        return torch.einsum("bhj,bhjk->bhk", weights, v)
+    phi_q, phi_k = (nonlinear(logits(x, feature_map), feature_map.nonlinearity) for x in (q, k))
+    weights = (phi_q * phi_k).sum(-1) * row_log_scale(k, feature_map).exp()
+    return torch.einsum("bhj,bhjk->bhk", weights / weights.sum(-1, keepdim=True), v)
+
+
 def rows_in_float64(
     kind: str, qkv: tuple[Tensor, ...], rows: list[int], *, causal: bool, projection: Tensor
 ) -> Tensor:
-    """Return a few rows of attention `(1, H, R, K)` by the definition; the slow twin would take minutes."""
+    """Return a few rows of attention `(1, H, R, K)` by the definition, the rest of the queries left out."""
     q, k, v = (x.double() for x in qkv)
-    if kind == "softmax":
-        logits = q[:, :, rows] @ k.mT / q.shape[-1] ** 0.5
-    else:
-        log_q, log_k = (FEATURE_MAPS[kind](x, projection) for x in (q, k))
-        logits = torch.stack([torch.logsumexp(log_q[:, :, i : i + 1] + log_k, dim=-1) for i in rows], dim=2)
-    if causal:
-        future = torch.arange(q.shape[2]) > torch.tensor(rows).unsqueeze(-1)
-        logits = logits.masked_fill(future, -torch.inf)
-    return logits.softmax(-1) @ v
+    results = []
+    for i in rows:
+        seen = slice(0, i + 1 if causal else None)
+        query = q[:, :, i : i + 1].expand_as(k[:, :, seen])
+        results.append(reference_row(kind, (query, k[:, :, seen], v[:, :, seen]), projection.double()))
+    return torch.stack(results, dim=2)
 
 
 @pytest.mark.slow

@@ -6,12 +6,16 @@ import pytest
 import torch
 from attention_cases import (
     EDGE,
+    attend,
+    attend_onward,
     causal_denominators,
     documents_of,
     every_linear_kind,
+    every_underflowing_kind,
     gaussian_projection,
     gradients,
     random_qkv,
+    reference_attention,
     relative_error,
     underflowing,
     with_gradients,
@@ -20,8 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protperf.attention import CausalState, attend, attend_onward
-from protperf.attention.reference import reference_attention
+from protperf.attention import CausalState
 
 PROJECTION = gaussian_projection()
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}  # outputs are means of values ~ N(0, 1)
@@ -134,7 +137,7 @@ def test_rows_of_a_batch_go_on_with_their_own_documents():
 
 
 @pytest.mark.parametrize("lengths", [[90, 110], [128, 72], [1] * 200], ids=lambda x: str(x[:2]))
-@pytest.mark.parametrize("kind", ["favor", pytest.param("favor_hyperbolic", marks=pytest.mark.slow)])
+@every_underflowing_kind
 def test_rows_whose_denominator_underflows_survive_a_split(kind: str, lengths: list[int]):
     q, k, v, projection = underflowing(200, seed=2)
     assert (causal_denominators(q, k, projection)[:, :, lengths[0] :] < 1e-38).any()

@@ -139,7 +139,8 @@ def test_metrics_come_at_whole_intervals_and_after_the_last_step(
     extra = {
         f"train/{name}" for name in ("gradient_norm", "learning_rate", "tokens_per_second", "peak_memory_gib")
     }
-    assert metrics.keys() == names | extra
+    norms = {f"attention/qk_norm_{layer:02d}" for layer in range(2)}
+    assert metrics.keys() == names | extra | norms
     assert all(list(series) == [10, 20, 25] for series in metrics.values())
 
 

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from protperf import config as config_module
+from protperf.attention import ATTENTIONS, COUPLINGS, NORMS
 from protperf.config import (
     DataConfig,
     LoggerConfig,
@@ -137,9 +138,38 @@ def test_an_override_reaches_its_field_and_keeps_its_type():
     assert settings.logger.entity == "lab"
 
 
+def test_the_choices_of_attention_and_projection_are_those_that_there_are():
+    with pytest.raises(ValueError, match="allowed: " + ", ".join(ATTENTIONS)):
+        ModelConfig(attention="none")
+    with pytest.raises(ValueError, match="allowed: " + ", ".join(COUPLINGS)):
+        ModelConfig(projection="none")
+    with pytest.raises(ValueError, match="allowed: " + ", ".join(NORMS)):
+        ModelConfig(projection_norms="none")
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"attention": "trig"}, "ModelConfig.attention is 'trig'.*set qk_norm to true"),
+        ({"attention": "rfa", "num_features": 64}, "num_features is 64; allowed .* at least 128"),
+        ({"attention": "rfa", "num_features": 128, "qk_norm": True}, "set qk_norm to false"),
+        ({"attention": "oprf", "projection_norms": "regularised"}, "allowed: chi"),
+    ],
+)
+def test_a_feature_map_outside_of_its_domain_is_refused_in_one_line(choice: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message) as error:
+        ModelConfig(**choice)
+    assert "\n" not in str(error.value)
+
+
 WRONG = [
-    (ModelConfig, "attention", "favour", "favor, favor_hyperbolic, relu, softmax"),
-    (ModelConfig, "projection", "gaussian", "orthogonal, iid, regularised"),
+    (
+        ModelConfig,
+        "attention",
+        "favour",
+        "favor, favor_hyperbolic, oprf, relu, relu_unprojected, elu, trig, rfa, softmax",
+    ),
+    (ModelConfig, "projection", "gaussian", "iid, orthogonal, simplex"),
     (ModelConfig, "positions", "rotary", "rope, absolute, none"),
     (ModelConfig, "feedforward", "relu", "gelu, swiglu"),
     (ModelConfig, "num_layers", 0, "at least 1"),

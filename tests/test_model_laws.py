@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_cases import EDGE, both_directions, documents_of, every_kind, runs_of
+from attention_cases import EDGE, both_directions, documents_of, every_model_kind, runs_of
 from torch import Tensor
 
 from protperf.config import ModelConfig
@@ -29,7 +29,8 @@ def small_model(kind: str, *, causal: bool, positions: str = "rope", **other: ob
         num_heads=2,
         model_dim=32,
         feedforward_dim=48,
-        num_features=24,
+        num_features=128 if kind == "rfa" else 24,
+        qk_norm=kind == "trig",
         positions=positions,
         **other,  # type: ignore[arg-type]
     )
@@ -54,7 +55,7 @@ def others(tokens: Tensor) -> Tensor:
 
 
 @every_position_code
-@every_kind
+@every_model_kind
 def test_future_residue_never_changes_the_past_by_one_bit(kind: str, positions: str):
     model = small_model(kind, causal=True, positions=positions)
     tokens = residues(1, 300)
@@ -67,7 +68,7 @@ def test_future_residue_never_changes_the_past_by_one_bit(kind: str, positions: 
             assert (before[:, cut:] != after[:, cut:]).any(-1).all()
 
 
-@every_kind
+@every_model_kind
 def test_future_residue_matters_in_the_bidirectional_model(kind: str):
     model = small_model(kind, causal=False)
     tokens = residues(1, 40)
@@ -79,7 +80,7 @@ def test_future_residue_matters_in_the_bidirectional_model(kind: str):
 @pytest.mark.parametrize(("left", "right"), [(0, 150), (150, 0), (51, 20)])
 @both_directions
 @every_position_code
-@every_kind
+@every_model_kind
 def test_padding_never_matters_whatever_token_it_is(
     kind: str, positions: str, causal: bool, left: int, right: int
 ):
@@ -100,7 +101,7 @@ def test_padding_never_matters_whatever_token_it_is(
 @pytest.mark.parametrize("lengths", [(60, 68, 100), (EDGE, 1, 1, EDGE), (-3, 40, 300, -10)], ids=str)
 @both_directions
 @every_position_code
-@every_kind
+@every_model_kind
 def test_packed_proteins_equal_proteins_alone(
     kind: str, positions: str, causal: bool, lengths: tuple[int, ...]
 ):
@@ -115,7 +116,7 @@ def test_packed_proteins_equal_proteins_alone(
 
 @both_directions
 @every_position_code
-@every_kind
+@every_model_kind
 def test_last_residue_of_a_protein_never_changes_another_by_one_bit(kind: str, positions: str, causal: bool):
     model = small_model(kind, causal=causal, positions=positions)
     documents = documents_of(60, 68, 1, 71)
@@ -134,7 +135,7 @@ def test_last_residue_of_a_protein_never_changes_another_by_one_bit(kind: str, p
 
 @both_directions
 @every_position_code
-@every_kind
+@every_model_kind
 def test_batch_mates_never_matter(kind: str, positions: str, causal: bool):
     model = small_model(kind, causal=causal, positions=positions)
     tokens, mates = residues(1, 150), residues(3, 150, seed=1)
@@ -144,7 +145,7 @@ def test_batch_mates_never_matter(kind: str, positions: str, causal: bool):
 
 
 @pytest.mark.parametrize("positions", ["rope", "absolute"])
-@every_kind
+@every_model_kind
 def test_order_matters_with_position_codes(kind: str, positions: str):
     model = small_model(kind, causal=False, positions=positions)
     tokens = residues(1, 50)
@@ -152,7 +153,7 @@ def test_order_matters_with_position_codes(kind: str, positions: str):
         assert not torch.allclose(model(tokens).flip(1), model(tokens.flip(1)), atol=1e-2)
 
 
-@every_kind
+@every_model_kind
 def test_order_is_invisible_without_position_codes(kind: str):
     model = small_model(kind, causal=False, positions="none")
     tokens = residues(1, 50)
@@ -161,7 +162,7 @@ def test_order_is_invisible_without_position_codes(kind: str):
 
 
 @both_directions
-@every_kind
+@every_model_kind
 def test_evaluation_is_deterministic_and_changes_no_state(kind: str, causal: bool):
     model = small_model(kind, causal=causal, dropout=0.3)
     stored = {name: value.clone() for name, value in model.state_dict().items()}
@@ -177,7 +178,7 @@ def test_evaluation_is_deterministic_and_changes_no_state(kind: str, causal: boo
     assert all(torch.equal(stored[name], value) for name, value in model.state_dict().items())
 
 
-@every_kind
+@every_model_kind
 def test_no_two_entries_of_the_state_dict_share_storage(kind: str):
     entries = small_model(kind, causal=True).state_dict()
     places = {value.untyped_storage().data_ptr() for value in entries.values()}

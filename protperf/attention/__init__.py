@@ -2,25 +2,25 @@
 
     attend(q, k, v, documents, kind=..., causal=..., projection=...) -> (B, H, L, K)
 
-Two independent choices: a feature map (`features`) and a direction (`linear`); and exact `softmax` beside them.
-`reference` holds the slow, obviously right twin of each.
+Two independent choices: a feature map (`features`) and a direction; and exact `softmax` beside them. Linear attention
+has two layouts of the same mathematics, `blocked` for CPUs and `batched` for accelerators, chosen here and nowhere
+else. `reference` holds the slow, obviously right twin of each kind.
 
 Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` rows of the projection, `R` chosen rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from protperf.attention.batched import batched_attention, state_after
+from protperf.attention.blocked import blocked_attention
 from protperf.attention.documents import allowed_pairs, positions_in_documents
-from protperf.attention.features import FEATURE_MAPS
-from protperf.attention.linear import (
-    bidirectional_attention,
-    causal_attention,
-    state_after,
-)
-from protperf.attention.projection import PROJECTIONS, draw_projection, projection_generator
+from protperf.attention.features import FEATURE_MAPS, UNPROJECTED, FeatureMap
+from protperf.attention.projection import COUPLINGS, NORMS, draw_projection, projection_generator
 from protperf.attention.rows import feature_attention_rows
 from protperf.attention.softmax import softmax_attention, softmax_attention_rows
 from protperf.attention.state import CausalState
@@ -28,7 +28,10 @@ from protperf.vocab import PADDING_DOCUMENT
 
 __all__ = [
     "ATTENTIONS",
-    "PROJECTIONS",
+    "COUPLINGS",
+    "LAYOUTS",
+    "NORMS",
+    "UNPROJECTED",
     "CausalState",
     "allowed_pairs",
     "attend",
@@ -42,6 +45,9 @@ __all__ = [
 ATTENTIONS = (*FEATURE_MAPS, "softmax")
 """The kinds of attention by their name in the configuration."""
 
+LAYOUTS = {"blocked": blocked_attention, "batched": batched_attention}
+"""The same mathematics in two orders: blocks that stay in a CPU's cache, and products over all chunks at once."""
+
 
 def attend(
     q: Tensor,
@@ -52,6 +58,8 @@ def attend(
     kind: str,
     causal: bool,
     projection: Tensor | None = None,
+    pair_square: Tensor | None = None,
+    layout: str | None = None,
 ) -> Tensor:
     """Let every token gather values from the tokens of its document that it may see.
 
@@ -66,19 +74,24 @@ def attend(
             out of everything; `None`: one document a row.
         kind: one of `ATTENTIONS`.
         causal: whether a token sees only itself and what stands before it.
-        projection: float32 `(M, K)`, for every kind but `softmax`.
+        projection: float32 `(M, K)`, for every kind but `softmax` and those in `UNPROJECTED`.
+        pair_square: `(H,)` mean of |q' + k'|^2, for `oprf` alone; a constant, never taken from the sequence itself.
+        layout: one of `LAYOUTS`; `None` chooses by the device.
 
     Returns:
         `(B, H, L, K)`, zero at padding.
     """
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v_real = _without_padding(q, k, v, documents)
         if kind == "softmax":
-            return softmax_attention(q, k, v_real, documents, causal=causal)
-        log_q, log_k = _log_features(q, k, kind, projection)
-        if causal:
-            return causal_attention(log_q, log_k, v_real, documents).to(v.dtype)
-        return bidirectional_attention(log_q, log_k, v_real, documents).to(v.dtype)
+            q, k, v = _without_padding(q, k, v, documents)
+            return softmax_attention(q, k, v, documents, causal=causal)
+        feature_map = _feature_map(q, kind, projection, pair_square)
+        layout = layout or _best_layout(q, feature_map)
+        if layout != "blocked" or feature_map.unit_norm:  # blocks never touch padding
+            q, k, v = _without_padding(q, k, v, documents)
+        if feature_map.unit_norm:
+            q, k, feature_map = _unit(q), _unit(k), replace(feature_map, unit_norm=False)
+        return LAYOUTS[layout](q, k, v, documents, feature_map, causal=causal)
 
 
 def attend_onward(
@@ -88,8 +101,10 @@ def attend_onward(
     documents: Tensor | None = None,
     *,
     kind: str,
-    projection: Tensor,
+    projection: Tensor | None = None,
+    pair_square: Tensor | None = None,
     state: CausalState | None = None,
+    layout: str | None = None,
 ) -> tuple[Tensor, CausalState]:
     """Causal linear attention over the next segment of a sequence: token by token or in pieces of any length.
 
@@ -99,17 +114,22 @@ def attend_onward(
         v: values `(B, H, L, K)`.
         documents: int32 `(B, L)` of the segment.
         kind: one of the feature maps.
-        projection: float32 `(M, K)`.
+        projection: as in `attend`.
+        pair_square: as in `attend`.
         state: what the call for the segment before returned; `None` at the start.
+        layout: as in `attend`.
 
     Returns:
         `(B, H, L, K)` and the state, whose size does not depend on how much was read.
     """
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v_real = _without_padding(q, k, v, documents)
-        log_q, log_k = _log_features(q, k, kind, projection)
-        out = causal_attention(log_q, log_k, v_real, documents, state=state)
-        return out.to(v.dtype), state_after(log_k, v_real, documents, state=state)
+        feature_map = _feature_map(q, kind, projection, pair_square)
+        layout = layout or _best_layout(q, feature_map)
+        q, k, v = _without_padding(q, k, v, documents)
+        if feature_map.unit_norm:
+            q, k, feature_map = _unit(q), _unit(k), replace(feature_map, unit_norm=False)
+        out = LAYOUTS[layout](q, k, v, documents, feature_map, causal=True, state=state)
+        return out, state_after(k, v, documents, feature_map, state=state)
 
 
 def attention_rows(
@@ -121,6 +141,7 @@ def attention_rows(
     kind: str,
     causal: bool,
     projection: Tensor | None = None,
+    pair_square: Tensor | None = None,
 ) -> Tensor:
     """Return chosen rows of the attention matrix, `(B, H, R, L)`: what `attend` applies to the values.
 
@@ -131,7 +152,8 @@ def attention_rows(
         rows: int64 `(R,)` places of the queries.
         kind: one of `ATTENTIONS`.
         causal: the direction.
-        projection: float32 `(M, K)`, for every kind but `softmax`.
+        projection: as in `attend`.
+        pair_square: as in `attend`.
     """
     with torch.autocast(q.device.type, enabled=False):
         q, k, _ = _without_padding(q, k, k, documents)
@@ -139,8 +161,8 @@ def attention_rows(
             documents = torch.zeros(q.shape[0], q.shape[2], dtype=torch.int32, device=q.device)
         if kind == "softmax":
             return softmax_attention_rows(q, k, documents, rows, causal=causal)
-        log_q, log_k = _log_features(q, k, kind, projection)
-        return feature_attention_rows(log_q, log_k, documents, rows, causal=causal)
+        feature_map = _feature_map(q, kind, projection, pair_square)
+        return feature_attention_rows(q, k, feature_map, documents, rows, causal=causal)
 
 
 def _without_padding(
@@ -153,7 +175,19 @@ def _without_padding(
     return q.masked_fill(padding, 0.0), k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
 
 
-def _log_features(q: Tensor, k: Tensor, kind: str, projection: Tensor | None) -> tuple[Tensor, Tensor]:
-    assert projection is not None, f"{kind} attention needs a projection"
-    feature_map = FEATURE_MAPS[kind]
-    return feature_map(q, projection), feature_map(k, projection)
+def _feature_map(q: Tensor, kind: str, projection: Tensor | None, pair_square: Tensor | None) -> FeatureMap:
+    """Return the feature map of a kind, for heads as wide as those of `q` and on their device."""
+    feature_map = FEATURE_MAPS[kind](projection, head_dim=q.shape[-1], pair_square=pair_square)
+    return replace(feature_map, weights=feature_map.weights.to(q.device))
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Divide vectors by their norms, in float32 at least; a zero vector stays zero."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    norm = x.norm(dim=-1, keepdim=True)
+    return x / norm.masked_fill(norm == 0, 1.0)
+
+
+def _best_layout(q: Tensor, feature_map: FeatureMap) -> str:
+    """Choose by the device, but for features that are being learned."""
+    return "blocked" if q.device.type == "cpu" and not feature_map.weights.requires_grad else "batched"

@@ -1,13 +1,16 @@
 """What causal linear attention carries from one segment of a sequence to the next.
 
-Axis letters: `B` batch, `H` heads, `K` head width, `M` features.
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `F` features.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from protperf.attention.features import FeatureMap
 
 NO_DOCUMENT = -2
 """The document number of a state before the first token: no token has it."""
@@ -17,9 +20,9 @@ class CausalState(NamedTuple):
     """What causal attention keeps of the tokens read so far: constant in their number.
 
     Attributes:
-        sums: `(B, H, M, K + 1)` sum of exp(log phi(k_j) - peak) [v_j, 1] over the current document.
-        peak: `(B, H, M)` maximum of each key log-feature over the current document: one a feature, so that no
-            feature underflows for a later query that asks for it alone.
+        sums: `(B, H, F, K + 1)` sum of phi(k_j) exp(-peak) [v_j, 1] over the current document.
+        peak: `(B, H, F)` maximum of each key feature's logarithm over the current document: one a feature, so that no
+            feature underflows for a later query that asks for it alone. Zero for features without an exponential.
         document: `(B,)` number of the current document.
     """
 
@@ -28,5 +31,28 @@ class CausalState(NamedTuple):
     document: Tensor
 
     def of_head(self, b: int, h: int) -> CausalState:
-        """Return one head's state: `(M, K + 1)`, `(M,)` and a scalar."""
+        """Return one head's state: `(F, K + 1)`, `(F,)` and a scalar."""
         return CausalState(self.sums[b, h], self.peak[b, h], self.document[b])
+
+
+def empty_state(k: Tensor, v: Tensor, feature_map: FeatureMap) -> CausalState:
+    """Return the state before the first token.
+
+    Args:
+        k: `(B, H, L, K)`, for shape and type.
+        v: `(B, H, L, K)`.
+        feature_map: the map.
+    """
+    batch, heads = k.shape[:2]
+    features, dtype = feature_map.weights.shape[-2], torch.promote_types(k.dtype, torch.float32)
+    return CausalState(
+        torch.zeros(batch, heads, features, v.shape[-1] + 1, dtype=dtype, device=v.device),
+        torch.full((batch, heads, features), lowest_peak(feature_map, dtype), dtype=dtype, device=v.device),
+        torch.full((batch,), NO_DOCUMENT, dtype=torch.int32, device=v.device),
+    )
+
+
+def lowest_peak(feature_map: FeatureMap, dtype: torch.dtype) -> float:
+    """Return the peak of no keys: the lowest number, or 0 for features without an exponential."""
+    grows = feature_map.nonlinearity == "exp" or feature_map.half_square != 0
+    return torch.finfo(dtype).min if grows else 0.0

@@ -1,0 +1,180 @@
+"""Bidirectional linear attention in blocks that stay in cache; forward and backward.
+
+A document's keys are summed up first, S = phi(k)^T [v, 1], then its queries read S. For exponential features the
+maximum of each feature over the document's keys is subtracted from the keys and folded into the queries: the
+denominator cannot vanish or overflow, and the maxima cancel.
+
+The backward pass computes features again. S is kept for it only where a document has more than one block of keys:
+for shorter ones S is one product away, and keeping it for each of many short documents would take more memory than
+the features that are not kept.
+
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `R` rows of one block, `K` head width, `F` features,
+`V` = K + 1, `D` documents of more than one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from protperf.attention.blocks import (
+    BlockFeatures,
+    blocks_of,
+    document_runs,
+    empty_result,
+    heads_at_once,
+    scaled_gradient,
+    whole_rows,
+)
+
+
+class Kept(NamedTuple):
+    """What the forward pass keeps for the backward pass.
+
+    Attributes:
+        denominators: `(B, H, L)`.
+        sums: `(D, H, F, V)` S of each document of more than one block.
+        shifts: `(D, H, F)` the maxima subtracted in it.
+    """
+
+    denominators: Tensor
+    sums: Tensor
+    shifts: Tensor
+
+
+class Block(NamedTuple):
+    """One document of a few heads: `at` cuts it out of `(B, H, L, ...)`."""
+
+    b: int
+    heads: slice
+    start: int
+    stop: int
+    place: int
+    """Its number among the documents of more than one block, or -1."""
+
+    def cut(self, x: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
+        """Return the block's part of `x (B, H, L, ...)`, all rows or some."""
+        return x[self.b, self.heads, start or self.start : stop or self.stop]
+
+
+def bidirectional_forward(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, features: BlockFeatures, *, rows: int
+) -> tuple[Tensor, Kept]:
+    """Return attention `(B, H, L, K)` in the type of `v`, zero at padding, and what the backward pass needs.
+
+    Args:
+        q: `(B, H, L, K)`.
+        k: `(B, H, L, K)`.
+        v: `(B, H, L, K)`.
+        documents: int32 `(B, L)` or `None`.
+        features: the feature map of all heads.
+        rows: rows of a block over all its heads.
+    """
+    batch, heads, length, width = v.shape
+    out = empty_result(v, documents)
+    num_long = batch * (length // (rows + 1))
+    kept = Kept(
+        features.bias.new_ones(batch, heads, length),
+        features.bias.new_empty(num_long, *features.bias.shape, width + 1),
+        features.bias.new_empty(num_long, *features.bias.shape),
+    )
+    for block in _blocks(documents, v, rows):
+        own = features.of_heads(block.heads.start, block.heads.stop)
+        sums, shift, _ = _summarise(own, block.cut(k), block.cut(v), rows)
+        if block.place >= 0:
+            kept.sums[block.place, block.heads] = sums
+            kept.shifts[block.place, block.heads] = shift
+        for start, stop in blocks_of(block.start, block.stop, rows):
+            phi = own.queries(block.cut(q, start, stop), shift, rows=whole_rows(stop - start))
+            totals = torch.bmm(phi, sums, out=own.scratch.take("totals", *phi.shape[:2], width + 1))
+            totals = totals[:, : stop - start]
+            block.cut(kept.denominators, start, stop).copy_(totals[..., width])
+            torch.div(totals[..., :width], totals[..., width:], out=block.cut(out, start, stop))
+    return out, kept
+
+
+def bidirectional_backward(
+    d_out: Tensor,
+    out: Tensor,
+    kept: Kept,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None,
+    features: BlockFeatures,
+    *,
+    rows: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v.
+
+    Args:
+        d_out: gradient of `out`, `(B, H, L, K)`.
+        out: what `bidirectional_forward` returned.
+        kept: what it kept.
+        q: as there.
+        k: as there.
+        v: as there.
+        documents: as there.
+        features: as there.
+        rows: as there.
+    """
+    d_q, d_k, d_v = (empty_result(x, documents) for x in (q, k, v))
+    for block in _blocks(documents, v, rows):
+        own = features.of_heads(block.heads.start, block.heads.stop)
+        if block.place >= 0:
+            sums, shift = kept.sums[block.place, block.heads], kept.shifts[block.place, block.heads]
+        else:
+            sums, shift, phi_k = _summarise(own, block.cut(k), block.cut(v), rows)
+        d_sums = own.scratch.take("d_sums", *sums.shape)
+        for start, stop in blocks_of(block.start, block.stop, rows):
+            size = whole_rows(stop - start)
+            phi = own.queries(block.cut(q, start, stop), shift, rows=size)
+            parts = (block.cut(x, start, stop) for x in (d_out, out, kept.denominators))
+            d_totals = scaled_gradient(own.scratch, *parts, rows=size)
+            torch.baddbmm(d_sums, phi.mT, d_totals, beta=float(start > block.start), out=d_sums)
+            d_phi = torch.bmm(d_totals, sums.mT, out=own.scratch.take("d_phi", *phi.shape))
+            own.query_gradient(phi, d_phi, block.cut(d_q, start, stop))
+        for start, stop in blocks_of(block.start, block.stop, rows):
+            size = whole_rows(stop - start)
+            if block.place >= 0:
+                phi_k = own.shifted_keys(block.cut(k, start, stop), shift, rows=size)
+                phi_k[:, stop - start :] = 0.0
+            values = own.scratch.extended("values", block.cut(v, start, stop), 1.0, rows=size)
+            d_phi = torch.bmm(values, d_sums.mT, out=own.scratch.take("d_phi", *phi_k.shape))
+            own.scratch.product(block.cut(d_v, start, stop), phi_k, d_sums[..., :-1])
+            own.key_gradient(phi_k, d_phi, block.cut(d_k, start, stop))
+    return d_q, d_k, d_v
+
+
+def _blocks(documents: Tensor | None, v: Tensor, rows: int) -> Iterator[Block]:
+    """Yield every document of every group of heads."""
+    batch, num_heads, length, _ = v.shape
+    place = -1
+    for b, start, stop in document_runs(documents, batch, length):
+        is_long = stop - start > rows
+        place += is_long
+        count = heads_at_once(num_heads, stop - start, rows)
+        for head in range(0, num_heads, count):
+            yield Block(b, slice(head, head + count), start, stop, place if is_long else -1)
+
+
+def _summarise(features: BlockFeatures, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return S `(H, F, V)` of one document `(H, L, K)`, the maxima taken off `(H, F)`, and its last block's features."""
+    sums = features.scratch.take("sums", *features.bias.shape, v.shape[-1] + 1)
+    shift = features.scratch.take("shift", *features.bias.shape).zero_()
+    for number, (start, stop) in enumerate(blocks_of(0, k.shape[1], rows)):
+        size = whole_rows(stop - start)
+        phi, log = features.keys(k[:, start:stop], rows=size)
+        if features.has_peaks:
+            peak = features.peaks(phi[:, : stop - start], log[:, : stop - start])
+            if number:
+                peak = torch.maximum(peak, shift)
+                sums.mul_(torch.exp(shift - peak).unsqueeze(-1))
+            phi = features.take_off(phi, log, shift.copy_(peak))
+        phi[:, stop - start :] = 0.0
+        values = features.scratch.extended("values", v[:, start:stop], 1.0, rows=size)
+        torch.baddbmm(sums, phi.mT, values, beta=float(number > 0), out=sums)
+    return sums, shift, phi

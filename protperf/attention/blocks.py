@@ -1,0 +1,309 @@
+"""What both directions of the blocked layout share: runs of rows, buffers that stay in cache, features of one block.
+
+On a CPU a product of a thousand rows runs several times as fast as one of ten thousand, because its operands stay in
+cache and no fresh page is touched. So the blocked layout walks over documents, a few heads and rows at a time, and
+writes every intermediate into the same few buffers.
+
+Axis letters: `B` batch, `H` heads (here those of one block), `L` length in tokens, `R` rows of one block, `K` head
+width, `F` features, `V` = K + 1: values with a column of ones, so that numerator and denominator are one product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from protperf.attention.features import RELU_OFFSET, FeatureMap
+from protperf.vocab import PADDING_DOCUMENT
+
+ROWS_PER_THREAD = 1024
+"""Rows of one block for each thread, over all its heads: 256 features of so many rows are a MiB in float32."""
+
+
+def rows_in_block() -> int:
+    """Return how many rows, over all its heads, a block should have on this machine."""
+    return ROWS_PER_THREAD * torch.get_num_threads()
+
+
+def heads_at_once(num_heads: int, rows: int, rows_in_block: int) -> int:
+    """Return how many heads share a block: a divisor of their number, so that all heads are treated alike."""
+    most = max(1, rows_in_block // rows)
+    return next(count for count in range(min(most, num_heads), 0, -1) if num_heads % count == 0)
+
+
+def whole_rows(rows: int) -> int:
+    """Return `rows` rounded up to a multiple of 4.
+
+    Matrices of a batch then all begin on 32 bytes; where they do not, a BLAS may take another path for each head, and
+    heads that hold the same numbers would differ in the last bit.
+    """
+    return -(-rows // 4) * 4
+
+
+def blocks_of(start: int, stop: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Cut start ... stop into pieces of at most `rows`, as equal as multiples of 4 can be."""
+    count = -(-(stop - start) // rows)
+    size = min(rows, whole_rows(-(-(stop - start) // count)))
+    for first in range(start, stop, size):
+        yield first, min(first + size, stop)
+
+
+def document_runs(documents: Tensor | None, batch: int, length: int) -> list[tuple[int, int, int]]:
+    """Return `(batch row, start, stop)` of each document; padding is left out.
+
+    Args:
+        documents: int32 `(B, L)` or `None` for one document a row.
+        batch: B.
+        length: L.
+    """
+    if documents is None:
+        return [(b, 0, length) for b in range(batch)]
+    runs = []
+    for b, row in enumerate(documents):
+        numbers, counts = torch.unique_consecutive(row, return_counts=True)
+        start = 0
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            if number != PADDING_DOCUMENT:
+                runs.append((b, start, start + count))
+            start += count
+    return runs
+
+
+def empty_result(like: Tensor, documents: Tensor | None) -> Tensor:
+    """Return a contiguous tensor like `like (B, H, L, K)`, zero at padding and arbitrary elsewhere."""
+    result = torch.empty_like(like, memory_format=torch.contiguous_format)
+    if documents is not None:
+        result.masked_fill_(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0)
+    return result
+
+
+class Scratch:
+    """Named buffers that are used again and again: `take` gives a view of any shape; what it holds is arbitrary."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._buffers: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self._whole: dict[str, tuple[int, ...]] = {}
+        """Shapes of buffers whose constant columns stand in every row."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return the buffer `name` in this shape."""
+        view = self._views.get((name, shape))
+        if view is None:
+            size = math.prod(shape)
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.numel() < size:
+                buffer = self._buffers[name] = torch.empty(size, dtype=self.dtype)
+                self._views = {key: value for key, value in self._views.items() if key[0] != name}
+                self._whole.pop(name, None)
+            view = self._views[name, shape] = buffer[:size].view(shape)
+        return view
+
+    def extended(self, name: str, x: Tensor, *columns: float, rows: int | None = None) -> Tensor:
+        """Copy `x (H, R, K)` into the buffer `name` with constant columns behind it; more rows than R become zero.
+
+        A buffer is always given the same columns; all but them may be changed.
+        """
+        heads, count, width = x.shape
+        shape = (heads, rows or count, width + len(columns))
+        out = self.take(name, *shape)
+        if count == shape[1] and self._whole.get(name) == shape:
+            out[..., :width] = x
+            return out
+        out[:, :count, :width] = x
+        for number, column in enumerate(columns):
+            out[:, :count, width + number] = column
+        if count < shape[1]:
+            out[:, count:] = 0.0
+        self._whole[name] = shape if count == shape[1] else ()
+        return out
+
+    def product(self, target: Tensor, a: Tensor, b: Tensor, *, plus: Tensor | None = None) -> None:
+        """Put `a (H, R, .) @ b`, and what there is to be added to it, into `target`, which may have fewer rows."""
+        fits = target.is_contiguous() and target.dtype == self.dtype and target.shape[1] == a.shape[1]
+        out = target if fits else self.take("product", *a.shape[:2], b.shape[2])
+        if plus is None:
+            torch.bmm(a, b, out=out)
+        else:
+            torch.baddbmm(plus, a, b, out=out)
+        if not fits:
+            target.copy_(out[:, : target.shape[1]])
+
+
+class BlockFeatures:
+    """A feature map that fills buffers, one block of rows of a few heads at a time.
+
+    One product gives the logits with everything that is added to them: rows are `[x, logarithm, 1]`, the matrix is
+    `[weights, 1 or 0, bias + shift]`.
+
+    Args:
+        weights: `(H, F, K)` of those heads.
+        bias: `(H, F)`.
+        nonlinearity: as in `FeatureMap`.
+        half_square: as in `FeatureMap`.
+        scratch: the buffers.
+    """
+
+    def __init__(
+        self, weights: Tensor, bias: Tensor, *, nonlinearity: str, half_square: float, scratch: Scratch
+    ) -> None:
+        self.nonlinearity = nonlinearity
+        self.half_square = half_square
+        self.scratch = scratch
+        self.weights = weights
+        self.bias = bias
+        self.is_exponential = nonlinearity == "exp"
+        self.has_peaks = self.is_exponential or half_square != 0
+        """Whether key features grow exponentially in |x|, so that a maximum has to be taken off."""
+        self._added = bias + RELU_OFFSET if nonlinearity == "relu" else bias
+        column = torch.full_like(bias, float(self.is_exponential))
+        self._matrix = torch.cat((weights, column.unsqueeze(-1), self._added.unsqueeze(-1)), dim=-1)
+        self._parts: dict[tuple[int, int], BlockFeatures] = {}
+
+    @property
+    def feature_map(self) -> FeatureMap:
+        """The map itself."""
+        return FeatureMap(self.weights, self.bias, self.nonlinearity, self.half_square)
+
+    def of_heads(self, start: int, stop: int) -> BlockFeatures:
+        """Return the map of some heads, with the same buffers."""
+        if (start, stop) not in self._parts:
+            self._parts[start, stop] = BlockFeatures(
+                self.weights[start:stop],
+                self.bias[start:stop],
+                nonlinearity=self.nonlinearity,
+                half_square=self.half_square,
+                scratch=self.scratch,
+            )
+        return self._parts[start, stop]
+
+    def queries(self, q: Tensor, shift: Tensor | None = None, *, rows: int | None = None) -> Tensor:
+        """Return the features of `q (H, R, K)`, of each row up to a factor, which cancels: `(H, R, F)`.
+
+        Args:
+            q: the queries.
+            shift: `(H, F)` to be added to the logits of exponential features.
+            rows: R, if more than `q` has; what stands in the rest is finite.
+        """
+        x = self.scratch.extended("query_rows", q, 0.0, 1.0, rows=rows)
+        phi = self._logits("queries", x, shift)
+        return torch.softmax(phi, dim=-1, out=phi) if self.is_exponential else self._nonlinear(phi)
+
+    def keys(
+        self, k: Tensor, shift: Tensor | None = None, *, rows: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the features of `k (H, R, K)` are made of: `(H, R, F)` and a logarithm, `(H, R)`.
+
+        For exponential features the first are logits, for others features that lack a factor exp(logarithm).
+
+        Args:
+            k: the keys.
+            shift: `(H, F)` to be added to the logits of exponential features.
+            rows: R, if more than `k` has.
+        """
+        x = self.scratch.extended("key_rows", k, 0.0, 1.0, rows=rows)
+        if self.half_square:
+            copy = x[..., :-2]
+            torch.mul(torch.linalg.vecdot(copy, copy), self.half_square / 2, out=x[..., -2])
+        phi = self._logits("keys", x, shift)
+        return (phi if self.is_exponential else self._nonlinear(phi)), x[..., -2]
+
+    def shifted_keys(self, k: Tensor, shift: Tensor, *, rows: int) -> Tensor:
+        """Return the features of `k (H, R, K)` with `shift (H, F)` taken off their logarithms, `(H, R, F)`."""
+        phi, log = self.keys(k, -shift, rows=rows)
+        if self.is_exponential:
+            return phi.exp_()
+        return self.take_off(phi, log, shift)
+
+    def peaks(self, phi: Tensor, log: Tensor) -> Tensor:
+        """Return the maxima over rows of what `keys` returned, `(H, F)`, or `(H, 1)` where features share one."""
+        return phi.amax(1) if self.is_exponential else log.amax(1, keepdim=True)
+
+    def take_off(self, phi: Tensor, log: Tensor, shift: Tensor) -> Tensor:
+        """Turn what `keys` returned into features with `shift (H, F)` taken off their logarithms, in place."""
+        if self.is_exponential:
+            return phi.sub_(shift.unsqueeze(1)).exp_()
+        if self.half_square:
+            return phi.mul_((log - shift[:, :1]).exp_().unsqueeze(-1))
+        return phi
+
+    def row_peaks(self, phi: Tensor, log: Tensor) -> Tensor:
+        """Return the maxima over features of what `keys` returned, `(H, R)`."""
+        return phi.amax(-1) if self.is_exponential else log.clone()
+
+    def take_off_rows(self, phi: Tensor, log: Tensor, peaks: Tensor) -> Tensor:
+        """Turn what `keys` returned into features with `peaks (H, R)` taken off their logarithms, in place."""
+        if self.is_exponential:
+            return phi.sub_(peaks.unsqueeze(-1)).exp_()
+        return phi.mul_((log - peaks).exp_().unsqueeze(-1))
+
+    def query_gradient(self, phi: Tensor, d_phi: Tensor, target: Tensor) -> None:
+        """Put the gradient of q, `(H, R, K)`, into `target`, given that of its features, which is used up."""
+        self.scratch.product(target, self._logit_gradient(phi, d_phi), self.weights)
+
+    def key_gradient(self, phi: Tensor, d_phi: Tensor, target: Tensor) -> None:
+        """Put the gradient of the keys of the latest `keys`, `(H, R, K)`, into `target`; `d_phi` is used up."""
+        if not self.half_square:
+            return self.query_gradient(phi, d_phi, target)
+        if self.is_exponential:
+            d_logits = d_phi.mul_(phi)
+            d_log = d_logits.sum(-1, keepdim=True)
+        else:
+            d_log = (phi * d_phi).sum(-1, keepdim=True)
+            d_logits = self._logit_gradient(phi, d_phi)
+        k = self.scratch.take("key_rows", *phi.shape[:2], self.weights.shape[2] + 2)[..., :-2]
+        d_k = torch.mul(k, d_log.mul_(self.half_square), out=self.scratch.take("d_rows", *k.shape))
+        self.scratch.product(target, d_logits, self.weights, plus=d_k)
+
+    def _logits(self, name: str, x: Tensor, shift: Tensor | None) -> Tensor:
+        if self.is_exponential:
+            self._matrix[..., -1] = self._added if shift is None else self._added + shift
+        out = self.scratch.take(name, x.shape[0], x.shape[1], self._matrix.shape[1])
+        return torch.bmm(x, self._matrix.mT, out=out)
+
+    def _nonlinear(self, phi: Tensor) -> Tensor:
+        """Turn logits into features, in place."""
+        if self.nonlinearity == "relu":
+            return phi.clamp_(min=RELU_OFFSET)  # the offset is in the bias
+        if self.nonlinearity == "elu":
+            return phi.copy_(torch.where(phi > 0, phi + 1, phi.exp()))
+        assert self.nonlinearity == "cos"
+        return phi.cos_()
+
+    def _logit_gradient(self, phi: Tensor, d_phi: Tensor) -> Tensor:
+        """Turn the gradient of features into that of their logits, in place."""
+        if self.nonlinearity == "exp":
+            return d_phi.mul_(phi)
+        if self.nonlinearity == "relu":
+            return torch.ops.aten.threshold_backward.grad_input(d_phi, phi, RELU_OFFSET, grad_input=d_phi)
+        if self.nonlinearity == "elu":
+            return d_phi.mul_(phi.clamp(max=1.0))
+        half = (
+            phi.shape[-1] // 2
+        )  # features f and f + F / 2 are a quarter turn apart: cosine and sine of one angle
+        d_phi.mul_(phi.roll(half, dims=-1))
+        d_phi[..., :half].neg_()
+        return d_phi
+
+
+def scaled_gradient(
+    scratch: Scratch, d_out: Tensor, out: Tensor, denominators: Tensor, *, rows: int | None = None
+) -> Tensor:
+    """Return the gradient of `[numerator, denominator]` given that of their ratio, `(H, R, V)`.
+
+    Args:
+        scratch: the buffers.
+        d_out: `(H, R, K)`.
+        out: the ratio, `(H, R, K)`.
+        denominators: `(H, R)`.
+        rows: R, if more than there are; the rest is zero.
+    """
+    d_totals = scratch.extended("d_totals", d_out, 0.0, rows=rows)
+    real = d_totals[:, : d_out.shape[1]]
+    real[..., :-1].div_(denominators.unsqueeze(-1))
+    real[..., -1] = torch.linalg.vecdot(real[..., :-1], out.to(real.dtype)).neg_()
+    return d_totals
