@@ -52,11 +52,18 @@ def batched_attention(
         state: causal only: `state_after` the tokens before.
         chunk: C; no result depends on it beyond rounding.
     """
-    chunk = min(chunk, v.shape[2])
+    length = v.shape[2]
+    if not causal and documents is None:
+        return _recomputed(_unmasked, q, k, v, feature_map)
+    chunk = min(chunk, length)
+    whole = (0, 0, 0, -length % chunk)  # features are not padded: they are many times as wide
+    parts = (pad(q, whole), pad(k, whole), pad(v, whole))
+    chunks = pad(_or_one_document(documents, v), whole[2:], value=PADDING_DOCUMENT)
+    chunks = chunks.unflatten(1, (-1, chunk)).unsqueeze(1)  # (B, 1, N, C)
     if not causal:
-        return _recomputed(_bidirectional, q, k, v, documents, feature_map, chunk)
+        return _recomputed(_bidirectional, *parts, chunks, feature_map)[:, :, :length]
     state = state or empty_state(q, v, feature_map)
-    out, denominators = _recomputed(_causal, q, k, v, documents, feature_map, state, chunk)
+    out, denominators = (x[:, :, :length] for x in _recomputed(_causal, *parts, chunks, feature_map, state))
     if feature_map.nonlinearity != "exp":
         return out
     return with_exact_rows(out, denominators.detach(), q, k, v, documents, feature_map, state)
@@ -101,26 +108,26 @@ def state_after(
     return CausalState(state.sums * kept + phi.mT @ values, peak, document.clone())
 
 
-def _bidirectional(
-    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, feature_map: FeatureMap, chunk: int
-) -> Tensor:
-    """See `batched_attention`.
+def _unmasked(q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap) -> Tensor:
+    """Return attention of every token to all others of its row."""
+    phi_k, log_k = _key_parts(k, feature_map)
+    shift = log_k.detach().amax(-2, keepdim=True)
+    phi_k = _take_off(phi_k, log_k, shift, feature_map)
+    totals = _query_features(q, feature_map, shift) @ (phi_k.mT @ _with_ones(v, phi_k))
+    return (totals[..., :-1] / totals[..., -1:]).to(v.dtype)
+
+
+def _bidirectional(q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, feature_map: FeatureMap) -> Tensor:
+    """Return attention to every token of the own document, `(B, H, N C, K)`; documents come as `chunks (B, 1, N, C)`.
 
     The maximum of each key feature over the document is taken off the keys and folded into the queries: the
     denominator cannot vanish or overflow, and the maxima cancel.
     """
     phi_k, log_k = _key_parts(k, feature_map)
-    if documents is None:
-        shift = log_k.detach().amax(-2, keepdim=True)
-    else:
-        shift = _document_maxima(log_k.detach(), documents)
+    shift = _document_maxima(log_k.detach(), chunks.flatten(1))
     phi_q = _query_features(q, feature_map, shift)
     phi_k = _take_off(phi_k, log_k, shift, feature_map)
-    values = _with_ones(v, phi_k)
-    if documents is None:
-        return _ratio(phi_q @ (phi_k.mT @ values)).to(v.dtype)
-    chunks = _chunked_documents(documents, chunk)
-    phi_q, phi_k, values = (_chunked(x, chunk) for x in (phi_q, phi_k, values))
+    phi_q, phi_k, values = (_cut(x, chunks) for x in (phi_q, phi_k, _with_ones(v, phi_k)))
     same = chunks.unsqueeze(-1) == chunks.unsqueeze(-2)
     totals = (phi_q @ phi_k.mT * same) @ values
     first, last = chunks[..., :1], chunks[..., -1:]
@@ -129,33 +136,22 @@ def _bidirectional(
         sums = (phi_k * (chunks == leaving).unsqueeze(-1)).mT @ values  # (B, H, N, F, V)
         carried = _feed(order & (leaving.mT == entering), sums)
         totals = totals + (phi_q * (chunks == entering).unsqueeze(-1)) @ carried
-    real = documents.ne(PADDING_DOCUMENT)[:, None, :, None]
-    return _ratio(totals.flatten(2, 3)[:, :, : v.shape[2]], real).to(v.dtype)
+    return _ratio(totals, chunks.ne(PADDING_DOCUMENT)).to(v.dtype)
 
 
 def _causal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    documents: Tensor | None,
-    feature_map: FeatureMap,
-    state: CausalState,
-    chunk: int,
+    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, feature_map: FeatureMap, state: CausalState
 ) -> tuple[Tensor, Tensor]:
-    """Return attention and its denominators `(B, H, L)`; rows of exponential features with too small a one are zero.
+    """Return attention `(B, H, N C, K)` and its denominators; too small ones of exponential features give zero.
 
     The running maximum m_t of the logarithms of key features (restarting with each document) makes this linear
     attention with a decay exp(m_{t-1} - m_t) <= 1: strictly causal, and it cannot overflow.
     """
-    length = v.shape[2]
-    documents = _or_one_document(documents, v)
-    chunks = _chunked_documents(documents, chunk)  # (B, 1, N, C)
     phi_k, log_k = _key_parts(k, feature_map)
-    peaks = _chunked(log_k.detach().amax(-1, keepdim=True), chunk).squeeze(-1)
-    peaks = _running_maxima(peaks, chunks, state)  # (B, H, N, C)
-    phi_k = _take_off(phi_k, log_k, peaks.flatten(2)[:, :, :length, None], feature_map)
-    phi_q, values = _query_features(q, feature_map, None), _with_ones(v, phi_k)
-    phi_q, phi_k, values = (_chunked(x, chunk) for x in (phi_q, phi_k, values))
+    peaks = _running_maxima(_cut(log_k.detach().amax(-1, keepdim=True), chunks).squeeze(-1), chunks, state)
+    phi_k = _take_off(phi_k, log_k, peaks.flatten(2).unsqueeze(-1), feature_map)
+    phi_q = _query_features(q, feature_map, None)
+    phi_q, phi_k, values = (_cut(x, chunks) for x in (phi_q, phi_k, _with_ones(v, phi_k)))
 
     same = chunks.unsqueeze(-1) == chunks.unsqueeze(-2)
     past = torch.ones(same.shape[-2:], dtype=torch.bool, device=v.device).tril()
@@ -165,13 +161,13 @@ def _causal(
     carried, left_document, left_peak = _carry(phi_k, values, chunks, peaks, state)
     read = (chunks == chunks[..., :1]) & (left_document == chunks[..., :1])
     read_decay = _decay(left_peak, peaks, read).unsqueeze(-1)
-    totals = (totals + (phi_q * read_decay) @ carried).flatten(2, 3)[:, :, :length]
+    totals = totals + (phi_q * read_decay) @ carried
 
-    real = documents.ne(PADDING_DOCUMENT).unsqueeze(1)
+    real = chunks.ne(PADDING_DOCUMENT)
     denominators = torch.where(real, totals[..., -1], 1.0)
     if feature_map.nonlinearity == "exp":
         real = real & ~(denominators < UNDERFLOW)
-    return _ratio(totals, real.unsqueeze(-1)).to(v.dtype), denominators
+    return _ratio(totals, real).to(v.dtype), denominators.flatten(2)
 
 
 def _key_parts(k: Tensor, feature_map: FeatureMap) -> tuple[Tensor, Tensor]:
@@ -242,23 +238,16 @@ def _with_ones(v: Tensor, like: Tensor) -> Tensor:
     return pad(v.to(like.dtype), (0, 1), value=1.0)
 
 
-def _ratio(totals: Tensor, real: Tensor | None = None) -> Tensor:
-    """Divide the numerators by the last column; rows that are not `real` become zero."""
-    numerator, denominator = totals[..., :-1], totals[..., -1:]
-    if real is None:
-        return numerator / denominator
-    return torch.where(real, numerator, 0.0) / torch.where(real, denominator, 1.0)
+def _ratio(totals: Tensor, real: Tensor) -> Tensor:
+    """Divide numerators by the last column, `(B, H, N, C, V)` to `(B, H, N C, K)`; rows that are not `real` are zero."""
+    real = real.unsqueeze(-1)
+    ratio = torch.where(real, totals[..., :-1], 0.0) / torch.where(real, totals[..., -1:], 1.0)
+    return ratio.flatten(2, 3)
 
 
-def _chunked(x: Tensor, chunk: int) -> Tensor:
-    """Cut `(B, H, L, .)` into N chunks of C, `(B, H, N, C, .)`; the filling up to a multiple of C is zero."""
-    return pad(x, (0, 0, 0, -x.shape[2] % chunk)).unflatten(2, (-1, chunk))
-
-
-def _chunked_documents(documents: Tensor, chunk: int) -> Tensor:
-    """Cut `(B, L)` into `(B, 1, N, C)`; the filling up to a multiple of C goes on with the last document."""
-    filling = documents[:, -1:].expand(-1, -documents.shape[1] % chunk)
-    return torch.cat((documents, filling), dim=1).unflatten(1, (-1, chunk)).unsqueeze(1)
+def _cut(x: Tensor, chunks: Tensor) -> Tensor:
+    """Cut `(B, H, N C, .)` into `(B, H, N, C, .)`."""
+    return x.unflatten(2, chunks.shape[2:])
 
 
 def _running_maxima(peak: Tensor, chunks: Tensor, state: CausalState) -> Tensor:

@@ -23,6 +23,7 @@ ROWS_PER_THREAD = 1024
 """Rows of one block for each thread, over all its heads: 256 features of so many rows are a MiB in float32."""
 
 
+@torch.compiler.assume_constant_result
 def rows_in_block() -> int:
     """Return how many rows, over all its heads, a block should have on this machine."""
     return ROWS_PER_THREAD * torch.get_num_threads()

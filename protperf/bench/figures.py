@@ -1,0 +1,96 @@
+"""Figures of benchmarks: lines on logarithmic axes, and bars."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f3c8d", "#8b5a2b")
+REFERENCES = ("SDPA", "X line", "uniform attention")
+"""Drawn in black: what the others are compared with."""
+
+_SIZE = (8.0, 4.5)  # inches
+_DOTS_PER_INCH = 150
+_REFERENCE_DASHES = ("solid", "dotted", "dashed")
+_DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))
+
+
+def draw_lines(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str) -> Figure:
+    """Draw curves on logarithmic axes.
+
+    A name is `GROUP` or `GROUP, VARIANT`: groups differ in colour, variants of one in dashes.
+
+    Args:
+        series: name -> points, positive.
+        title: of the figure.
+        x: label.
+        y: label.
+    """
+    figure, axes = _new_figure(title)
+    groups = dict.fromkeys(name.partition(", ")[0] for name in series)
+    coloured = [group for group in groups if group not in REFERENCES]
+    variants: dict[str, int] = {}
+    for name, points in series.items():
+        group = name.partition(", ")[0]
+        number = variants[group] = variants.get(group, -1) + 1
+        if group in REFERENCES:
+            colour, dashes = "0.1", _REFERENCE_DASHES[REFERENCES.index(group)] if not number else "dashdot"
+        else:
+            colour = COLOURS[coloured.index(group) % len(COLOURS)]
+            dashes = _DASHES[number % len(_DASHES)]  # type: ignore[assignment]
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, color=colour, linestyle=dashes, marker="o", markersize=3, linewidth=1.5, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set(xlabel=x, ylabel=y)
+    if series:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def draw_bars(values: Mapping[str, float], *, title: str, x: str) -> Figure:
+    """Draw a horizontal bar for each value, the first at the top."""
+    figure, axes = _new_figure(title)
+    colours = ["0.3" if name in REFERENCES else COLOURS[0] for name in values]
+    bars = axes.barh(list(values), list(values.values()), color=colours)
+    axes.bar_label(bars, fmt=" {:,.3g}", fontsize=9)
+    axes.margins(x=0.12)
+    axes.invert_yaxis()
+    axes.set(xlabel=x)
+    return figure
+
+
+def save(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
+    """Write figures as PNG files, each of which appears only when it is whole; return their paths."""
+    from protperf.formats.commit import commit_bytes
+
+    paths = []
+    folder.mkdir(exist_ok=True)
+    for name, figure in figures.items():
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        paths.append(folder / f"{name}.png")
+        commit_bytes(paths[-1], image.getvalue())
+    return paths
+
+
+def _new_figure(title: str) -> tuple[Figure, Axes]:
+    """Return an empty figure, drawn by Agg: no display is needed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE, dpi=_DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(color="0.92")
+    axes.set_title(title, loc="left", fontsize=11)
+    return figure, axes

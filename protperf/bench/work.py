@@ -1,0 +1,108 @@
+"""Closed forms of the arithmetic that is asked for, in floating-point operations (a multiply and an add are two).
+
+Only products of matrices are counted: exponentials, sums and norms are a few per cent of them. One head of length L,
+width K and F features, two operations for each of L x F x K, in every product:
+
+    bidirectional, forward     W q, W k, phi(k)^T v, phi(q) S                                4 products    8 L F K
+    backward                   d phi(k) = v dS^T, dv = phi(k) dS, d phi(q) = do S^T,
+                               dS = phi(q)^T do, dq = du W, dk = du W (W is not learned)     6 products   12 L F K
+    computed again             W q, W k: features are not kept for the backward pass         2 products    4 L F K
+
+    causal                     the same 8, 12 and 4 L F K for the states, and inside chunks of C tokens the lower
+                               triangle of C (C + 1) / 2 pairs, for each pair 2 F for the weight phi(q_i).phi(k_j)
+                               and 2 K for its value: L (C + 1) (F + K) forward, twice that backward, and the
+                               weights' L (C + 1) F again
+
+    softmax                    P pairs (L^2, or L (L + 1) / 2 causal, summed over documents): 2 K for the weight and
+                               2 K for its value, 4 P K forward, 8 P K backward, 2 P K for the weights again
+
+A map without a projection has F = K and no products with W. Packing changes the pairs of softmax and, of a linear form,
+nothing. The counts are those of the task: work that an implementation adds is not arithmetic done for the user.
+
+Axis letters: `L` length in tokens, `D` model width, `H` heads, `K` head width, `M` rows of the projection, `F` features,
+`C` chunk, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from protperf.attention.features import FEATURE_MAPS, UNPROJECTED
+
+CHUNK = 64
+"""C of the causal count, whatever an implementation takes."""
+
+
+class Work(NamedTuple):
+    """Floating-point operations.
+
+    Attributes:
+        forward: of the forward pass.
+        backward: of the gradients.
+        again: of the backward pass, for what it computes a second time because it was not kept.
+    """
+
+    forward: int
+    backward: int
+    again: int
+
+    def times(self, count: int) -> Work:
+        """Return the work of so many."""
+        return Work(*(count * part for part in self))
+
+
+def features_of(kind: str, rows: int, head_dim: int) -> int:
+    """Return F of a feature map with M rows."""
+    return FEATURE_MAPS[kind](torch.zeros(rows, head_dim), head_dim=head_dim).weights.shape[-2]
+
+
+def rows_for(kind: str, num_features: int, head_dim: int) -> int:
+    """Return M, so that maps with two features for each row have as many features as the others.
+
+    >>> rows_for("favor", 256, 64), rows_for("favor_hyperbolic", 256, 64)
+    (256, 128)
+    """
+    if kind == "softmax" or kind in UNPROJECTED:
+        return num_features
+    return 2 * num_features // features_of(kind, 2, head_dim)
+
+
+def attention_work(kind: str, *, causal: bool, documents: Sequence[int], head_dim: int, rows: int) -> Work:
+    """Return the work of one head over one window.
+
+    Args:
+        kind: an attention's name; any but `softmax` is linear.
+        causal: the direction.
+        documents: tokens of each document of the window.
+        head_dim: K.
+        rows: M (unused by `softmax` and by maps without a projection).
+    """
+    if kind == "softmax":
+        pairs = sum(tokens * (tokens + 1) // 2 if causal else tokens**2 for tokens in documents)
+        return Work(4 * head_dim, 8 * head_dim, 2 * head_dim).times(pairs)
+    length, num_features = sum(documents), features_of(kind, rows, head_dim)
+    product = 2 * num_features * head_dim
+    mapped = 0 if kind in UNPROJECTED else 2 * product
+    forward, backward, again = mapped + 2 * product, mapped + 4 * product, mapped
+    if causal:
+        inside = (CHUNK + 1) * (num_features + head_dim)
+        forward, backward, again = forward + inside, backward + 2 * inside, again + (CHUNK + 1) * num_features
+    return Work(forward, backward, again).times(length)
+
+
+def layers_work(
+    *, num_layers: int, model_dim: int, feedforward_dim: int, gated: bool, num_tokens: int
+) -> Work:
+    """Return the work of the weight matrices of all blocks: q, k, v, out, and two or (gated) three of the feed-forward."""
+    matrices = 4 * model_dim**2 + (3 if gated else 2) * model_dim * feedforward_dim
+    forward = 2 * num_layers * num_tokens * matrices
+    return Work(forward, 2 * forward, 0)
+
+
+def head_work(*, model_dim: int, vocabulary: int, num_asked: int) -> Work:
+    """Return the work of the scores of all V tokens at the asked positions."""
+    forward = 2 * num_asked * model_dim * vocabulary
+    return Work(forward, 2 * forward, 0)
