@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attention_cases import attend, both_directions, gaussian_projection, gradients, random_qkv, with_gradients
+from attention_cases import (
+    attend,
+    both_directions,
+    gaussian_projection,
+    gradients,
+    random_qkv,
+    with_gradients,
+)
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -59,7 +66,9 @@ def test_compiled_attention_is_one_graph_equal_to_eager_at_five_lengths(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script:DeprecationWarning"
+)  # torch's own, when inductor is imported
 @pytest.mark.parametrize("kind", ["favor", "relu"])
 @pytest.mark.parametrize("layout", ["blocked", "batched"])
 @both_directions

@@ -15,6 +15,7 @@ from protperf.attention import blocked_causal as causal_form
 from protperf.attention.blocks import BlockFeatures, Scratch, rows_in_block
 from protperf.attention.exact_rows import UNDERFLOW, add_row_gradients, replace_rows
 from protperf.attention.features import FeatureMap
+from protperf.attention.spans import SPAN, Start
 from protperf.attention.state import CausalState
 
 _Kept = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -116,7 +117,8 @@ def _attention_fake(
     document: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, length, width = v.shape
-    places = batch * (length // causal_form.SPAN if causal else length // (rows + 1))
+    kept_from = SPAN if causal else bidirectional.rows_of_kept(weights.shape[1], rows)
+    places = batch * (length // kept_from)
     shift = (places, heads) if causal else (places, heads, weights.shape[1])
     return (
         v.new_empty(v.shape),
@@ -220,12 +222,12 @@ def _state(sums: Tensor | None, peak: Tensor | None, document: Tensor | None) ->
     return CausalState(sums, peak, document)
 
 
-def _start(state: CausalState | None) -> causal_form.Start | None:
+def _start(state: CausalState | None) -> Start | None:
     """Return the state as the blocks use it: with one peak a head."""
     if state is None:
         return None
     sums = state.sums * _relative(state).unsqueeze(-1)
-    return causal_form.Start(sums, state.peak.amax(-1), state.document)
+    return Start(sums, state.peak.amax(-1), state.document)
 
 
 def _relative(state: CausalState) -> Tensor:

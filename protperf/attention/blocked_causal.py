@@ -14,40 +14,13 @@ Axis letters: `B` batch, `H` heads, `L` length in tokens, `R` rows of one span, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protperf.attention.blocks import (
-    BlockFeatures,
-    Scratch,
-    blocks_of,
-    document_runs,
-    empty_result,
-    heads_at_once,
-    scaled_gradient,
-    whole_rows,
-)
-
-CHUNK = 64
-SPAN = 256
-"""Rows of a span at most: 65 KiB of state a head are kept for so many rows, at 256 features of heads 64 wide."""
-
-
-class Start(NamedTuple):
-    """The state that a first document may go on from.
-
-    Attributes:
-        sums: `(B, H, F, V)`, exp(-peak) taken out.
-        peak: `(B, H)`.
-        document: `(B,)`.
-    """
-
-    sums: Tensor
-    peak: Tensor
-    document: Tensor
+from protperf.attention.blocks import BlockFeatures, Scratch, empty_result
+from protperf.attention.spans import SPAN, Span, Start, extended, put, spans_of
 
 
 class Kept(NamedTuple):
@@ -64,43 +37,14 @@ class Kept(NamedTuple):
     peaks: Tensor
 
 
-class Span(NamedTuple):
-    """Some rows of one document of a few heads."""
-
-    b: int
-    heads: slice
-    start: int
-    stop: int
-    place: int
-    """Its number among the spans whose state is kept, or -1: the document's first."""
-    goes_on: bool
-    """Whether it goes on with a state from before the call."""
-    is_last: bool
-    """Whether its document ends with it."""
-
-    def cut(self, x: Tensor) -> Tensor:
-        """Return the span's part of `x (B, H, L, ...)`."""
-        return x[self.b, self.heads, self.start : self.stop]
-
-    @property
-    def num_chunks(self) -> int:
-        """N: as few chunks as there can be."""
-        return -(-(self.stop - self.start) // CHUNK)
-
-    @property
-    def rows(self) -> int:
-        """R: N chunks of a multiple of 4 rows, as few as hold the span."""
-        return whole_rows(-(-(self.stop - self.start) // self.num_chunks)) * self.num_chunks
-
-
 class Decays(NamedTuple):
     """The factors that running maxima bring into one span, each at most 1.
 
     Attributes:
-        inside: `(H N, C, C)` exp(m_j - m_i) for j <= i, else 0.
-        reading: `(H N, C, 1)` exp(m before the chunk - m_i), for what a query reads of the state.
-        entering: `(H N, C, 1)` exp(m_j - m at the chunk's end), for what a key brings into the state.
-        kept: `(H, N, 1, 1)` exp(m before the chunk - m at its end), for the state itself.
+        inside: `(N H, C, C)` exp(m_j - m_i) for j <= i, else 0.
+        reading: `(N H, C, 1)` exp(m before the chunk - m_i), for what a query reads of the state.
+        entering: `(N H, C, 1)` exp(m_j - m at the chunk's end), for what a key brings into the state.
+        kept: `(N, H, 1, 1)` exp(m before the chunk - m at its end), for the state itself.
     """
 
     inside: Tensor
@@ -110,20 +54,24 @@ class Decays(NamedTuple):
 
 
 class SpanForms(NamedTuple):
-    """What forward and backward pass compute of one span, by chunks.
+    """What forward and backward pass compute of one span, chunk by chunk.
 
     Attributes:
-        phi_q: `(H N, C, F)`.
-        phi_k: `(H N, C, F)`.
-        values: `(H N, C, V)`.
-        entering: `(H N, C, V)` values as they enter the state.
-        weights: `(H N, C, C)` of the pairs inside a chunk, before normalisation.
+        features: the map of all chunks.
+        phi_q: `(N H, C, F)`.
+        phi_k: `(N H, C, F)`.
+        key_rows: `(N H, C, K + 2)`, for the gradient of the keys.
+        values: `(N H, C, V)`.
+        entering: `(N H, C, V)` values as they enter the state.
+        weights: `(N H, C, C)` of the pairs inside a chunk, before normalisation.
         decays: the factors; `None` if all are 1.
         peak: `(H,)` running maximum at the span's end, or `None`.
     """
 
+    features: BlockFeatures
     phi_q: Tensor
     phi_k: Tensor
+    key_rows: Tensor
     values: Tensor
     entering: Tensor
     weights: Tensor
@@ -160,7 +108,7 @@ def causal_forward(
         features.bias.new_empty(batch * (length // SPAN), heads),
     )
     peak: Tensor | None = None
-    for span in _spans(documents, v, start, rows):
+    for span in spans_of(documents, v, start, rows):
         own = features.of_heads(span.heads.start, span.heads.stop)
         sums = own.scratch.take("sums", *own.bias.shape, width + 1)
         if span.place < 0:
@@ -178,9 +126,11 @@ def causal_forward(
             read = torch.bmm(forms.phi_q, states, out=own.scratch.take("read", *totals.shape))
             totals.addcmul_(read, forms.decays.reading)
         peak = forms.peak
-        totals = totals.view(len(sums), -1, width + 1)[:, : span.stop - span.start]
-        span.cut(kept.denominators).copy_(totals[..., width])
-        torch.div(totals[..., :width], totals[..., width:], out=span.cut(out))
+        by_chunks = totals.view(span.num_chunks, len(sums), *totals.shape[1:])
+        for target, part in span.pieces(out, by_chunks):
+            torch.div(part[..., :width], part[..., width:], out=target)
+        for target, part in span.pieces(kept.denominators, by_chunks):
+            target.copy_(part[..., width])
     return out, kept
 
 
@@ -213,7 +163,7 @@ def causal_backward(
     """
     d_q, d_k, d_v = (empty_result(x, documents) for x in (q, k, v))
     d_start = None if start is None else torch.zeros_like(start.sums)
-    for span in _spans(documents, v, start, rows, backwards=True):
+    for span in spans_of(documents, v, start, rows, backwards=True):
         own = features.of_heads(span.heads.start, span.heads.stop)
         scratch = own.scratch
         sums = scratch.take("sums", *own.bias.shape, v.shape[-1] + 1)
@@ -227,49 +177,27 @@ def causal_backward(
             peak = kept.peaks[span.place, span.heads] if own.has_peaks else None
         forms = _span_forms(own, span, q, k, v, peak)
         states = _states(scratch, span, forms, sums)
-        d_totals = scaled_gradient(
-            scratch, span.cut(d_out), span.cut(out), span.cut(kept.denominators), rows=span.rows
-        ).view_as(forms.values)
+        d_totals = _scaled_gradient(scratch, span, d_out, out, kept.denominators)
         read = d_totals
         if forms.decays is not None:
             read = torch.mul(d_totals, forms.decays.reading, out=scratch.take("read", *d_totals.shape))
-        d_states = torch.bmm(forms.phi_q.mT, read, out=scratch.take("d_states", *states.shape))
-        _carry(scratch, d_states, span, forms.decays, d_sums, range(span.num_chunks)[::-1])
+        d_states = _state_gradients(scratch, span, forms, read, d_sums)
         d_weights = torch.bmm(d_totals, forms.values.mT, out=scratch.take("d_weights", *forms.weights.shape))
         d_weights = d_weights.tril_() if forms.decays is None else d_weights.mul_(forms.decays.inside)
-        _value_gradient(scratch, forms, d_totals, d_states, span.cut(d_v))
+        put(span, _value_gradient(scratch, forms, d_totals, d_states), d_v)
         d_phi = torch.bmm(d_weights, forms.phi_k, out=scratch.take("d_phi", *forms.phi_k.shape))
         torch.baddbmm(d_phi, read, states.mT, out=d_phi)
-        shape = (len(sums), span.rows, -1)
-        own.query_gradient(forms.phi_q.view(shape), d_phi.view(shape), span.cut(d_q))
+        d_rows = scratch.take("d_rows", *forms.phi_q.shape[:2], q.shape[-1])
+        forms.features.query_gradient(forms.phi_q, d_phi, d_rows)
+        put(span, d_rows, d_q)
         torch.bmm(d_weights.mT, forms.phi_q, out=d_phi)
         torch.baddbmm(d_phi, forms.entering, d_states.mT, out=d_phi)
-        own.key_gradient(forms.phi_k.view(shape), d_phi.view(shape), span.cut(d_k))
+        forms.features.key_gradient(forms.phi_k, d_phi, forms.key_rows, d_rows)
+        put(span, d_rows, d_k)
         if span.goes_on:
             assert d_start is not None
             d_start[span.b, span.heads] = d_sums
     return d_q, d_k, d_v, d_start
-
-
-def _spans(
-    documents: Tensor | None, v: Tensor, start: Start | None, rows: int, *, backwards: bool = False
-) -> Iterator[Span]:
-    """Yield the spans of every document of every group of heads, in order or against it."""
-    batch, num_heads, length, _ = v.shape
-    first_place = 0
-    for b, first, stop in document_runs(documents, batch, length):
-        edges = list(blocks_of(first, stop, SPAN))
-        number = 0 if documents is None else documents[b, first]
-        goes_on = start is not None and first == 0 and bool(start.document[b] == number)
-        order = range(len(edges))
-        count = heads_at_once(num_heads, edges[-1][1] - edges[-1][0], rows)
-        for head in range(0, num_heads, count):
-            for n in reversed(order) if backwards else order:
-                place = first_place + n - 1 if n else -1
-                yield Span(
-                    b, slice(head, head + count), *edges[n], place, goes_on and n == 0, n == len(edges) - 1
-                )
-        first_place += len(edges) - 1
 
 
 def _enter_document(sums: Tensor, span: Span, start: Start | None) -> Tensor | None:
@@ -286,93 +214,105 @@ def _span_forms(
     own: BlockFeatures, span: Span, q: Tensor, k: Tensor, v: Tensor, peak: Tensor | None
 ) -> SpanForms:
     """Return features, values and weights of one span; `peak (H,)` is the running maximum before it."""
-    scratch, count = own.scratch, span.stop - span.start
-    phi_q = own.queries(span.cut(q), rows=span.rows)
-    phi_k, log = own.keys(span.cut(k), rows=span.rows)
+    scratch, features = own.scratch, own.of_chunks(span.num_chunks)
+    phi_q = features.queries(extended(scratch, "query_rows", span, q, 0.0, 1.0))
+    key_rows = extended(scratch, "key_rows", span, k, 0.0, 1.0)
+    phi_k, log = features.keys(key_rows)
     decays = None
     if own.has_peaks:
-        running = _running_peaks(own.row_peaks(phi_k, log), count, peak)
-        phi_k = own.take_off_rows(phi_k, log, running)
-        decays = _decays(running, peak, span)
-        peak = running[:, -1]
-    phi_k[:, count:] = 0.0
-    values = _chunks(scratch.extended("values", span.cut(v), 1.0, rows=span.rows), span)
-    phi_q, phi_k = _chunks(phi_q, span), _chunks(phi_k, span)
-    weights = scratch.take("weights", len(phi_q), phi_q.shape[1], phi_q.shape[1])
+        running = _running_peaks(features.row_peaks(phi_k, log), span, peak)
+        phi_k = features.take_off_rows(phi_k, log, running.flatten(0, 1))
+        decays = _decays(running, peak)
+        peak = running[-1, :, -1]
+    empty = span.num_chunks * span.chunk - (span.stop - span.start)
+    if empty:
+        phi_k.view(span.num_chunks, -1, *phi_k.shape[1:])[-1, :, span.chunk - empty :] = 0.0
+    values = extended(scratch, "values", span, v, 1.0)
+    weights = scratch.take("weights", len(phi_q), span.chunk, span.chunk)
     torch.bmm(phi_q, phi_k.mT, out=weights)
     if decays is None:
-        return SpanForms(phi_q, phi_k, values, values, weights.tril_(), None, peak)
+        return SpanForms(features, phi_q, phi_k, key_rows, values, values, weights.tril_(), None, peak)
     entering = torch.mul(values, decays.entering, out=scratch.take("entering", *values.shape))
-    return SpanForms(phi_q, phi_k, values, entering, weights.mul_(decays.inside), decays, peak)
+    weights.mul_(decays.inside)
+    return SpanForms(features, phi_q, phi_k, key_rows, values, entering, weights, decays, peak)
 
 
-def _running_peaks(peaks: Tensor, count: int, before: Tensor | None) -> Tensor:
-    """Return the running maximum `(H, R)` of `peaks`, of which `count` are real, going on from `before (H,)`."""
-    running = peaks.cummax(1).values
+def _running_peaks(peaks: Tensor, span: Span, before: Tensor | None) -> Tensor:
+    """Return the running maximum `(N, H, C)` of `peaks (N H, C)`, going on from `before (H,)`; the last real one stays."""
+    by_head = peaks.view(span.num_chunks, -1, span.chunk).transpose(0, 1).flatten(1)  # (H, N C)
+    count = span.stop - span.start
+    by_head[:, count:] = torch.finfo(peaks.dtype).min
+    running = by_head.cummax(1).values
     if before is not None:
         running = torch.maximum(running, before.unsqueeze(1))
-    running[:, count:] = running[:, count - 1 : count]
-    return running
+    return running.view(len(running), span.num_chunks, -1).transpose(0, 1)
 
 
-def _decays(running: Tensor, before: Tensor | None, span: Span) -> Decays | None:
-    """Return the factors of one span, `None` if all are 1: to leave them out changes no bit."""
-    before = running[:, 0] if before is None else before
-    if torch.equal(before, running[:, -1]):
-        return None
-    heads, num_chunks = len(running), span.num_chunks
-    peaks = running.view(heads, num_chunks, -1)
+def _decays(peaks: Tensor, before: Tensor | None) -> Decays | None:
+    """Return the factors of running maxima `(N, H, C)`, `None` if all are 1: to leave them out changes no bit."""
+    before = peaks[0, :, 0] if before is None else before
     end = peaks[..., -1:]
-    begin = torch.cat((before.view(-1, 1, 1), end[:, :-1]), dim=1)
+    if torch.equal(before, end[-1, :, 0]):
+        return None
+    begin = torch.cat((before.view(1, -1, 1), end[:-1]))
     inside = (peaks.unsqueeze(-2) - peaks.unsqueeze(-1)).flatten(0, 1)
     future = torch.ones(inside.shape[1:], dtype=torch.bool).triu(1)
     return Decays(
         inside.masked_fill_(future, -torch.inf).exp_(),
-        (begin - peaks).exp_().view(heads * num_chunks, -1, 1),
-        (peaks - end).exp_().view(heads * num_chunks, -1, 1),
+        (begin - peaks).exp_().flatten(0, 1).unsqueeze(-1),
+        (peaks - end).exp_().flatten(0, 1).unsqueeze(-1),
         (begin - end).exp_().unsqueeze(-1),
     )
 
 
 def _states(scratch: Scratch, span: Span, forms: SpanForms, sums: Tensor) -> Tensor:
-    """Return the state at the start of each chunk, `(H N, F, V)`; `sums (H, F, V)` goes from the span's start to its end."""
-    states = scratch.take("states", len(forms.phi_k), *sums.shape[1:])
-    torch.bmm(forms.phi_k.mT, forms.entering, out=states)
-    _carry(scratch, states, span, forms.decays, sums, range(span.num_chunks))
-    return states
+    """Return the state at the start of each chunk, `(N H, F, V)`; `sums (H, F, V)` goes from the span's start to its end."""
+    states = scratch.take("states", span.num_chunks + 1, *sums.shape)
+    states[0] = sums
+    torch.bmm(forms.phi_k.mT, forms.entering, out=states[1:].flatten(0, 1))
+    for n in range(span.num_chunks):
+        _add(states[n + 1], states[n], forms.decays, n)
+    sums.copy_(states[-1])
+    return states[:-1].flatten(0, 1)
 
 
-def _carry(
-    scratch: Scratch, parts: Tensor, span: Span, decays: Decays | None, carried: Tensor, order: range
-) -> None:
-    """Replace what each chunk adds, `parts (H N, F, V)`, by what reaches it, and `carried (H, F, V)` by what leaves."""
-    parts = parts.view(len(carried), span.num_chunks, *carried.shape[1:])
-    now, then = carried, scratch.take("carried", *carried.shape)
-    for n in order:
-        if decays is None:
-            torch.add(now, parts[:, n], out=then)
-        else:
-            torch.addcmul(parts[:, n], now, decays.kept[:, n], out=then)
-        parts[:, n] = now
-        now, then = then, now
-    if now is not carried:
-        carried.copy_(now)
+def _state_gradients(scratch: Scratch, span: Span, forms: SpanForms, read: Tensor, d_sums: Tensor) -> Tensor:
+    """Return the gradient of the state at the end of each chunk; `d_sums` goes from the span's end to its start."""
+    d_states = scratch.take("d_states", span.num_chunks + 1, *d_sums.shape)
+    d_states[-1] = d_sums
+    torch.bmm(forms.phi_q.mT, read, out=d_states[:-1].flatten(0, 1))
+    for n in reversed(range(span.num_chunks)):
+        _add(d_states[n], d_states[n + 1], forms.decays, n)
+    d_sums.copy_(d_states[0])
+    return d_states[1:].flatten(0, 1)
 
 
-def _value_gradient(
-    scratch: Scratch, forms: SpanForms, d_totals: Tensor, d_states: Tensor, target: Tensor
-) -> None:
-    """Put the gradient of the values into `target (H, R, K)`."""
+def _add(target: Tensor, carried: Tensor, decays: Decays | None, n: int) -> None:
+    """Add to `target (H, F, V)` what chunk n keeps of `carried`."""
+    if decays is None:
+        target.add_(carried)
+    else:
+        target.addcmul_(carried, decays.kept[n])
+
+
+def _scaled_gradient(
+    scratch: Scratch, span: Span, d_out: Tensor, out: Tensor, denominators: Tensor
+) -> Tensor:
+    """Return the gradient of `[numerator, denominator]` given that of their ratio, `(N H, C, V)`."""
+    d_totals = extended(scratch, "d_totals", span, d_out, 0.0)
+    by_chunks = d_totals.view(span.num_chunks, -1, *d_totals.shape[1:])
+    for below, part in span.pieces(denominators, by_chunks):
+        part[..., :-1].div_(below.unsqueeze(-1))
+    for ratio, part in span.pieces(out, by_chunks):
+        part[..., -1] = torch.linalg.vecdot(part[..., :-1], ratio.to(part.dtype)).neg_()
+    return d_totals
+
+
+def _value_gradient(scratch: Scratch, forms: SpanForms, d_totals: Tensor, d_states: Tensor) -> Tensor:
+    """Return the gradient of the values, `(N H, C, K)`."""
     d_values = scratch.take("d_values", *d_totals.shape[:2], d_totals.shape[2] - 1)
     torch.bmm(forms.weights.mT, d_totals[..., :-1], out=d_values)
     if forms.decays is None:
-        torch.baddbmm(d_values, forms.phi_k, d_states[..., :-1], out=d_values)
-    else:
-        read = torch.bmm(forms.phi_k, d_states[..., :-1], out=scratch.take("d_read", *d_values.shape))
-        d_values.addcmul_(read, forms.decays.entering)
-    target.copy_(d_values.view(len(target), -1, target.shape[2])[:, : target.shape[1]])
-
-
-def _chunks(x: Tensor, span: Span) -> Tensor:
-    """Cut `(H, R, .)` into `(H N, C, .)`."""
-    return x.view(len(x) * span.num_chunks, -1, x.shape[-1])
+        return torch.baddbmm(d_values, forms.phi_k, d_states[..., :-1], out=d_values)
+    read = torch.bmm(forms.phi_k, d_states[..., :-1], out=scratch.take("d_read", *d_values.shape))
+    return d_values.addcmul_(read, forms.decays.entering)

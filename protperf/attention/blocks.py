@@ -76,7 +76,7 @@ def document_runs(documents: Tensor | None, batch: int, length: int) -> list[tup
 def empty_result(like: Tensor, documents: Tensor | None) -> Tensor:
     """Return a contiguous tensor like `like (B, H, L, K)`, zero at padding and arbitrary elsewhere."""
     result = torch.empty_like(like, memory_format=torch.contiguous_format)
-    if documents is not None:
+    if documents is not None and documents.eq(PADDING_DOCUMENT).any():
         result.masked_fill_(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0)
     return result
 
@@ -163,7 +163,8 @@ class BlockFeatures:
         self._added = bias + RELU_OFFSET if nonlinearity == "relu" else bias
         column = torch.full_like(bias, float(self.is_exponential))
         self._matrix = torch.cat((weights, column.unsqueeze(-1), self._added.unsqueeze(-1)), dim=-1)
-        self._parts: dict[tuple[int, int], BlockFeatures] = {}
+        self._is_shifted = False
+        self._parts: dict[tuple[int, ...], BlockFeatures] = {}
 
     @property
     def feature_map(self) -> FeatureMap:
@@ -173,49 +174,60 @@ class BlockFeatures:
     def of_heads(self, start: int, stop: int) -> BlockFeatures:
         """Return the map of some heads, with the same buffers."""
         if (start, stop) not in self._parts:
-            self._parts[start, stop] = BlockFeatures(
-                self.weights[start:stop],
-                self.bias[start:stop],
-                nonlinearity=self.nonlinearity,
-                half_square=self.half_square,
-                scratch=self.scratch,
-            )
+            self._parts[start, stop] = self._part(self.weights[start:stop], self.bias[start:stop])
         return self._parts[start, stop]
 
-    def queries(self, q: Tensor, shift: Tensor | None = None, *, rows: int | None = None) -> Tensor:
-        """Return the features of `q (H, R, K)`, of each row up to a factor, which cancels: `(H, R, F)`.
+    def of_chunks(self, chunks: int) -> BlockFeatures:
+        """Return the map of several chunks of rows of all heads, chunk by chunk; it takes no shift."""
+        if (chunks,) not in self._parts:
+            heads = len(self.weights)
+            if self.weights.stride(0) == 0:  # all heads share one
+                part = self._part(self.weights[:1], self.bias[:1])
+                for name in ("weights", "bias", "_matrix"):
+                    shared = getattr(part, name)
+                    setattr(part, name, shared.expand(chunks * heads, *shared.shape[1:]))
+            else:
+                part = self._part(self.weights.repeat(chunks, 1, 1), self.bias.repeat(chunks, 1))
+            self._parts[(chunks,)] = part
+        return self._parts[(chunks,)]
+
+    def _part(self, weights: Tensor, bias: Tensor) -> BlockFeatures:
+        return BlockFeatures(
+            weights,
+            bias,
+            nonlinearity=self.nonlinearity,
+            half_square=self.half_square,
+            scratch=self.scratch,
+        )
+
+    def queries(self, rows: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Return the features of queries, of each row up to a factor, which cancels: `(H, R, F)`.
 
         Args:
-            q: the queries.
+            rows: `[q, 0, 1]`, `(H, R, K + 2)`.
             shift: `(H, F)` to be added to the logits of exponential features.
-            rows: R, if more than `q` has; what stands in the rest is finite.
         """
-        x = self.scratch.extended("query_rows", q, 0.0, 1.0, rows=rows)
-        phi = self._logits("queries", x, shift)
+        phi = self._logits("queries", rows, shift)
         return torch.softmax(phi, dim=-1, out=phi) if self.is_exponential else self._nonlinear(phi)
 
-    def keys(
-        self, k: Tensor, shift: Tensor | None = None, *, rows: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return what the features of `k (H, R, K)` are made of: `(H, R, F)` and a logarithm, `(H, R)`.
+    def keys(self, rows: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what the features of keys are made of: `(H, R, F)` and a logarithm, `(H, R)`.
 
         For exponential features the first are logits, for others features that lack a factor exp(logarithm).
 
         Args:
-            k: the keys.
+            rows: `[k, anything, 1]`, `(H, R, K + 2)`; gets the logarithm in its last but one column.
             shift: `(H, F)` to be added to the logits of exponential features.
-            rows: R, if more than `k` has.
         """
-        x = self.scratch.extended("key_rows", k, 0.0, 1.0, rows=rows)
         if self.half_square:
-            copy = x[..., :-2]
-            torch.mul(torch.linalg.vecdot(copy, copy), self.half_square / 2, out=x[..., -2])
-        phi = self._logits("keys", x, shift)
-        return (phi if self.is_exponential else self._nonlinear(phi)), x[..., -2]
+            k = rows[..., :-2]
+            torch.mul(torch.linalg.vecdot(k, k), self.half_square / 2, out=rows[..., -2])
+        phi = self._logits("keys", rows, shift)
+        return (phi if self.is_exponential else self._nonlinear(phi)), rows[..., -2]
 
-    def shifted_keys(self, k: Tensor, shift: Tensor, *, rows: int) -> Tensor:
-        """Return the features of `k (H, R, K)` with `shift (H, F)` taken off their logarithms, `(H, R, F)`."""
-        phi, log = self.keys(k, -shift, rows=rows)
+    def shifted_keys(self, rows: Tensor, shift: Tensor) -> Tensor:
+        """Return the features of keys (see `keys`) with `shift (H, F)` taken off their logarithms, `(H, R, F)`."""
+        phi, log = self.keys(rows, -shift)
         if self.is_exponential:
             return phi.exp_()
         return self.take_off(phi, log, shift)
@@ -246,8 +258,8 @@ class BlockFeatures:
         """Put the gradient of q, `(H, R, K)`, into `target`, given that of its features, which is used up."""
         self.scratch.product(target, self._logit_gradient(phi, d_phi), self.weights)
 
-    def key_gradient(self, phi: Tensor, d_phi: Tensor, target: Tensor) -> None:
-        """Put the gradient of the keys of the latest `keys`, `(H, R, K)`, into `target`; `d_phi` is used up."""
+    def key_gradient(self, phi: Tensor, d_phi: Tensor, rows: Tensor, target: Tensor) -> None:
+        """Put the gradient of k, `(H, R, K)`, into `target`, given that of its features, which is used up."""
         if not self.half_square:
             return self.query_gradient(phi, d_phi, target)
         if self.is_exponential:
@@ -256,13 +268,17 @@ class BlockFeatures:
         else:
             d_log = (phi * d_phi).sum(-1, keepdim=True)
             d_logits = self._logit_gradient(phi, d_phi)
-        k = self.scratch.take("key_rows", *phi.shape[:2], self.weights.shape[2] + 2)[..., :-2]
-        d_k = torch.mul(k, d_log.mul_(self.half_square), out=self.scratch.take("d_rows", *k.shape))
+        k = rows[..., :-2]
+        d_k = torch.mul(k, d_log.mul_(self.half_square), out=self.scratch.take("d_k", *k.shape))
         self.scratch.product(target, d_logits, self.weights, plus=d_k)
 
     def _logits(self, name: str, x: Tensor, shift: Tensor | None) -> Tensor:
-        if self.is_exponential:
-            self._matrix[..., -1] = self._added if shift is None else self._added + shift
+        if shift is not None and self.is_exponential:
+            self._matrix[..., -1] = self._added + shift
+            self._is_shifted = True
+        elif self._is_shifted:
+            self._matrix[..., -1] = self._added
+            self._is_shifted = False
         out = self.scratch.take(name, x.shape[0], x.shape[1], self._matrix.shape[1])
         return torch.bmm(x, self._matrix.mT, out=out)
 
@@ -289,22 +305,3 @@ class BlockFeatures:
         d_phi.mul_(phi.roll(half, dims=-1))
         d_phi[..., :half].neg_()
         return d_phi
-
-
-def scaled_gradient(
-    scratch: Scratch, d_out: Tensor, out: Tensor, denominators: Tensor, *, rows: int | None = None
-) -> Tensor:
-    """Return the gradient of `[numerator, denominator]` given that of their ratio, `(H, R, V)`.
-
-    Args:
-        scratch: the buffers.
-        d_out: `(H, R, K)`.
-        out: the ratio, `(H, R, K)`.
-        denominators: `(H, R)`.
-        rows: R, if more than there are; the rest is zero.
-    """
-    d_totals = scratch.extended("d_totals", d_out, 0.0, rows=rows)
-    real = d_totals[:, : d_out.shape[1]]
-    real[..., :-1].div_(denominators.unsqueeze(-1))
-    real[..., -1] = torch.linalg.vecdot(real[..., :-1], out.to(real.dtype)).neg_()
-    return d_totals
