@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from protperf.batches import Batch, documents_of
 from protperf.metrics import TokenMetrics
-from protperf.model import ProteinModel, QueryKeyNorms
+from protperf.model import ProteinModel, QueryKeySums
 
 log = logging.getLogger("protperf")
 
@@ -49,8 +49,8 @@ class StepSeeds(Callback):
 class Redraw(Callback):
     """Draws the model's projections anew every `every` optimizer steps, between steps; the same on every rank.
 
-    With `oprf` attention it also tells the model what norms to expect, measured on the batch that follows, the mean
-    over ranks: at the first step and at each redraw. In between they are constants, so no token's features depend on
+    With `oprf` attention it also tells the model what norms to expect, measured on the batches of all ranks
+    that follow: at the first step and at each redraw. In between they are constants, so no token's features depend on
     another token.
     """
 
@@ -71,8 +71,7 @@ class Redraw(Callback):
         if self._model.config.attention == "oprf" and (
             is_new or (self._is_first and trainer.global_step == 0)
         ):
-            norms = measured_norms(trainer, self._model, batch)
-            self._model.set_pair_squares(norms.pair_squares)
+            self._model.set_pair_squares(measured(trainer, self._model, batch).pair_squares())
         self._redraw, self._is_first = redraw, False
 
 
@@ -135,7 +134,7 @@ class Report(Callback):
                 f"the loss is {values['train/loss']} at step {step}: lower optim.learning_rate or raise "
                 "optim.warmup_steps, and start again from the last checkpoint or under another name"
             )
-        values |= norms_by_layer(measured_norms(trainer, self._model, batch))
+        values |= products_by_layer(measured(trainer, self._model, batch))
         values |= {
             "train/gradient_norm": self._gradient_norm,
             "train/learning_rate": self._learning_rate,
@@ -180,15 +179,15 @@ class Report(Callback):
         self._since = now
 
 
-def measured_norms(trainer: pl.Trainer, model: ProteinModel, batch: Batch) -> QueryKeyNorms:
-    """Measure queries and keys on a batch, the mean over ranks; proteins in one window do not see each other here."""
-    norms = model.query_key_norms(batch.inputs, documents_of(batch.inputs))
-    return QueryKeyNorms(*(cast(Tensor, trainer.strategy.reduce(x, reduce_op="mean")) for x in norms))
+def measured(trainer: pl.Trainer, model: ProteinModel, batch: Batch) -> QueryKeySums:
+    """Measure queries and keys on the batches of all ranks; proteins in one window do not see each other here."""
+    sums = model.query_key_sums(batch.inputs, documents_of(batch.inputs))
+    return QueryKeySums(*(cast(Tensor, trainer.strategy.reduce(x, reduce_op="sum")) for x in sums))
 
 
-def norms_by_layer(norms: QueryKeyNorms) -> dict[str, float]:
-    """Return the mean over heads of |q||k| / sqrt(K) for each layer, by the name that loggers get."""
-    layers = norms.products.mean(1).tolist()
+def products_by_layer(sums: QueryKeySums) -> dict[str, float]:
+    """Return |q||k| / sqrt(K) of each layer, the mean over heads, by the name that loggers get."""
+    layers = sums.products().mean(1).tolist()
     return {f"attention/qk_norm_{number:02d}": value for number, value in enumerate(layers)}
 
 

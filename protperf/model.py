@@ -31,16 +31,34 @@ INIT_TEMPERATURE = 2.0
 """|q||k|/sqrt(K) of a new model with `qk_norm`: about what one without starts from, and good for 256 features."""
 
 
-class QueryKeyNorms(NamedTuple):
-    """How long queries and keys are, means over tokens, `(layers, H)` each.
+class QueryKeySums(NamedTuple):
+    """How long queries and keys are: sums over tokens, which may be added over batches and ranks.
 
     Attributes:
-        products: |q||k| / sqrt(K): the largest logit there can be.
-        pair_squares: |q' + k'|^2 over all pairs, x' = x / K^(1/4): a random feature's relative variance is exp of it.
+        tokens: `()` number of tokens.
+        lengths: `(layers, 2, H)` of |q| and |k|.
+        squares: `(layers, 2, H)` of |q|^2 and |k|^2.
+        vectors: `(layers, 2, H, K)` of q and k.
     """
 
-    products: Tensor
-    pair_squares: Tensor
+    tokens: Tensor
+    lengths: Tensor
+    squares: Tensor
+    vectors: Tensor
+
+    def products(self) -> Tensor:
+        """Return mean |q| times mean |k| over sqrt(K), `(layers, H)`: about the largest logit there is."""
+        means = self.lengths / self.tokens
+        return means.prod(1) * self.vectors.shape[-1] ** -0.5
+
+    def pair_squares(self) -> Tensor:
+        """Return the mean of |q' + k'|^2 over all pairs, x' = x / K^(1/4), `(layers, H)`.
+
+        The relative variance of a random feature is the exponential of it.
+        """
+        means = self.vectors / self.tokens
+        cross = 2 * (means[:, 0] * means[:, 1]).sum(-1)
+        return (self.squares.sum(1) / self.tokens + cross) * self.vectors.shape[-1] ** -0.5
 
 
 class ProteinModel(nn.Module):
@@ -84,8 +102,8 @@ class ProteinModel(nn.Module):
         return linear(hidden, self.embedding.weight)
 
     @torch.no_grad()
-    def query_key_norms(self, tokens: Tensor, documents: Tensor | None = None) -> QueryKeyNorms:
-        """Measure queries and keys in every layer, without dropout; random features err as exp(|q' + k'|^2).
+    def query_key_sums(self, tokens: Tensor, documents: Tensor | None = None) -> QueryKeySums:
+        """Measure queries and keys as they enter attention in every layer, without dropout.
 
         Args:
             tokens: as in `forward`.
@@ -95,19 +113,16 @@ class ProteinModel(nn.Module):
         self.eval()
         x, rotation = self._enter(tokens, documents)
         real = torch.ones_like(tokens, dtype=torch.bool) if documents is None else documents >= 0
-        products, squares = [], []
+        lengths, squares, vectors = [], [], []
         for block in self.blocks:
             q, k, _ = block.attention.queries_keys_values(block.attention_norm(x), rotation)  # type: ignore[union-attr, operator]
-            q, k = (y.transpose(1, 2)[real].float() for y in (q, k))  # (tokens, H, K)
-            lengths = (y.norm(dim=-1).mean(0) for y in (q, k))
-            products.append(math.prod(lengths) / self.head_dim**0.5)
-            pairs = (
-                q.square().sum(-1).mean(0) + k.square().sum(-1).mean(0) + 2 * (q.mean(0) * k.mean(0)).sum(-1)
-            )
-            squares.append(pairs / self.head_dim**0.5)
+            both = torch.stack([y.transpose(1, 2)[real] for y in (q, k)]).float()  # (2, tokens, H, K)
+            lengths.append(both.norm(dim=-1).sum(1))
+            squares.append(both.square().sum((1, -1)))
+            vectors.append(both.sum(1))
             x = block(x, documents, rotation)
         self.train(training)
-        return QueryKeyNorms(torch.stack(products), torch.stack(squares))
+        return QueryKeySums(real.sum().float(), *map(torch.stack, (lengths, squares, vectors)))
 
     @property
     def head_dim(self) -> int:

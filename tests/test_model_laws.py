@@ -30,9 +30,8 @@ def small_model(kind: str, *, causal: bool, positions: str = "rope", **other: ob
         model_dim=32,
         feedforward_dim=48,
         num_features=128 if kind == "rfa" else 24,
-        qk_norm=kind == "trig",
         positions=positions,
-        **other,  # type: ignore[arg-type]
+        **{"qk_norm": kind == "trig", **other},  # type: ignore[arg-type]
     )
     torch.manual_seed(0)
     model = ProteinModel(config, causal=causal).eval()

@@ -176,7 +176,7 @@ def errors_by_layer(
     pair_squares = []
     for seed in range(options.seed, options.seed + options.seeds):
         model, tokens = draw_model(options, seed=seed, device=device)
-        pair_squares.append(float(model.query_key_norms(tokens).pair_squares[0].mean()))
+        pair_squares.append(float(model.query_key_sums(tokens).pair_squares()[0].mean()))
         expected = hidden_states(model, tokens, exact_attention)
         rivals: dict[str, Substitute] = {
             f"{kind}, {coupling}": Approximation(kind, coupling, options.layer_features, seed)
