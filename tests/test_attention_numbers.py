@@ -30,7 +30,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protperf.attention import blocked, blocked_causal, blocks, spans
+from protperf.attention import blocked, blocked_causal, spans
 from protperf.attention.batched import batched_attention
 from protperf.attention.features import FEATURE_MAPS, logits, nonlinear, row_log_scale
 from protperf.attention.reference import reference_attention as definition
@@ -151,7 +151,7 @@ def test_no_length_layout_or_block_matters_to_the_blocked_form(
         patch.setattr(spans, "CHUNK", chunk)
         for module in (spans, blocked, blocked_causal):
             patch.setattr(module, "SPAN", span)
-        patch.setattr(blocks, "ROWS_PER_THREAD", rows)
+        patch.setattr(blocked, "ROWS", rows)
         found = blocked.blocked_attention(*fast, documents, feature_map, causal=causal)
         by_blocks = gradients(found, fast)
     wanted = definition(*slow, documents, kind=kind, causal=causal, projection=projection)
@@ -344,3 +344,32 @@ def test_attention_is_the_same_on_views_as_on_copies(kind: str, causal: bool):
     choice = {"kind": kind, "causal": causal, "projection": PROJECTION}
     views = attend(*stacked, **choice)
     torch.testing.assert_close(views, attend(*stacked.contiguous(), **choice), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [(9000,), (4000, 1, 3000, -500, 1200)], ids=str)
+@pytest.mark.parametrize("kind", ["favor blocked", "relu blocked"])
+@both_directions
+def test_no_number_of_threads_matters(kind: str, causal: bool, lengths: tuple[int, ...]):
+    documents = documents_of(*lengths)
+    qkv = with_gradients(*random_qkv(documents.shape[1], heads=4, head_dim=8, scale=0.5))
+    results, threads = [], torch.get_num_threads()
+    for count in (1, 2, 3, 16):
+        torch.set_num_threads(count)
+        out = attend(*qkv, documents, kind=kind, causal=causal, projection=gaussian_projection(16, 8))
+        results.append((out, *gradients(out, qkv)))
+        assert torch.get_num_threads() == count
+    torch.set_num_threads(threads)
+    for result in results[1:]:
+        for one, other in zip(result, results[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_an_error_in_a_thread_reaches_the_caller():
+    q, k, v = random_qkv(9000, heads=4, head_dim=8)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="size"):
+            attend(q, k, v, kind="favor blocked", causal=False, projection=gaussian_projection(16, 9))
+    finally:
+        torch.set_num_threads(threads)

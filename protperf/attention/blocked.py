@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protperf.attention import blocked_bidirectional as bidirectional
 from protperf.attention import blocked_causal as causal_form
-from protperf.attention.blocks import BlockFeatures, Scratch, rows_in_block
+from protperf.attention.blocks import ROWS, BlockFeatures, Scratch
 from protperf.attention.exact_rows import UNDERFLOW, add_row_gradients, replace_rows
 from protperf.attention.features import FeatureMap
 from protperf.attention.spans import SPAN, Start
@@ -58,7 +58,7 @@ def blocked_attention(
         feature_map.nonlinearity,
         feature_map.half_square,
         causal,
-        rows_in_block(),
+        ROWS,
         sums,
         peak,
         document,

@@ -27,6 +27,7 @@ from protperf.attention.blocks import (
     document_runs,
     empty_result,
     heads_at_once,
+    in_threads,
     whole_rows,
 )
 
@@ -82,7 +83,8 @@ def bidirectional_forward(
         features.bias.new_empty(num_kept, *features.bias.shape, width + 1),
         features.bias.new_empty(num_kept, *features.bias.shape),
     )
-    for block in _blocks(documents, v, rows, kept_from):
+
+    def work(block: Block, features: BlockFeatures) -> None:
         own = features.of_heads(block.heads.start, block.heads.stop)
         sums, shift, *_ = _summarise(own, block.cut(k), block.cut(v), rows)
         if block.place >= 0:
@@ -94,6 +96,9 @@ def bidirectional_forward(
             totals = totals[:, : stop - start]
             block.cut(kept.denominators, start, stop).copy_(totals[..., width])
             torch.div(totals[..., :width], totals[..., width:], out=block.cut(out, start, stop))
+
+    blocks = list(_blocks(documents, v, rows, kept_from))
+    in_threads(work, blocks, features, num_rows=batch * heads * length)
     return out, kept
 
 
@@ -124,7 +129,8 @@ def bidirectional_backward(
     """
     d_q, d_k, d_v = (empty_result(x, documents) for x in (q, k, v))
     kept_from = rows_of_kept(features.bias.shape[1], rows)
-    for block in _blocks(documents, v, rows, kept_from):
+
+    def work(block: Block, features: BlockFeatures) -> None:
         own = features.of_heads(block.heads.start, block.heads.stop)
         if block.place >= 0:
             sums, shift = kept.sums[block.place, block.heads], kept.shifts[block.place, block.heads]
@@ -147,6 +153,9 @@ def bidirectional_backward(
             d_phi = torch.bmm(values, d_sums.mT, out=own.scratch.take("d_phi", *phi_k.shape))
             own.scratch.product(block.cut(d_v, start, stop), phi_k, d_sums[..., :-1])
             own.key_gradient(phi_k, d_phi, key_rows, block.cut(d_k, start, stop))
+
+    blocks = list(_blocks(documents, v, rows, kept_from))
+    in_threads(work, blocks, features, num_rows=v[..., 0].numel())
     return d_q, d_k, d_v
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protperf.attention.blocks import BlockFeatures, Scratch, empty_result
+from protperf.attention.blocks import BlockFeatures, Scratch, empty_result, in_threads
 from protperf.attention.spans import SPAN, Span, Start, extended, put, spans_of
 
 
@@ -107,30 +107,27 @@ def causal_forward(
         features.bias.new_empty(batch * (length // SPAN), *features.bias.shape, width + 1),
         features.bias.new_empty(batch * (length // SPAN), heads),
     )
-    peak: Tensor | None = None
-    for span in spans_of(documents, v, start, rows):
-        own = features.of_heads(span.heads.start, span.heads.stop)
-        sums = own.scratch.take("sums", *own.bias.shape, width + 1)
-        if span.place < 0:
-            peak = _enter_document(sums, span, start)
-        else:
-            kept.sums[span.place, span.heads] = sums
-            if peak is not None:
-                kept.peaks[span.place, span.heads] = peak
-        forms = _span_forms(own, span, q, k, v, peak)
-        states = _states(own.scratch, span, forms, sums)
-        totals = torch.bmm(forms.weights, forms.values, out=own.scratch.take("totals", *forms.values.shape))
-        if forms.decays is None:
-            torch.baddbmm(totals, forms.phi_q, states, out=totals)
-        else:
-            read = torch.bmm(forms.phi_q, states, out=own.scratch.take("read", *totals.shape))
-            totals.addcmul_(read, forms.decays.reading)
-        peak = forms.peak
-        by_chunks = totals.view(span.num_chunks, len(sums), *totals.shape[1:])
-        for target, part in span.pieces(out, by_chunks):
-            torch.div(part[..., :width], part[..., width:], out=target)
-        for target, part in span.pieces(kept.denominators, by_chunks):
-            target.copy_(part[..., width])
+
+    def work(spans: list[Span], features: BlockFeatures) -> None:
+        own, peak = features.of_heads(spans[0].heads.start, spans[0].heads.stop), None
+        for span in spans:
+            sums = own.scratch.take("sums", *own.bias.shape, width + 1)
+            if span.place < 0:
+                peak = _enter_document(sums, span, start)
+            else:
+                kept.sums[span.place, span.heads] = sums
+                if peak is not None:
+                    kept.peaks[span.place, span.heads] = peak
+            forms = _span_forms(own, span, q, k, v, peak)
+            totals = _totals(own.scratch, forms, _states(own.scratch, span, forms, sums))
+            peak = forms.peak
+            by_chunks = totals.view(span.num_chunks, len(sums), *totals.shape[1:])
+            for target, part in span.pieces(out, by_chunks):
+                torch.div(part[..., :width], part[..., width:], out=target)
+            for target, part in span.pieces(kept.denominators, by_chunks):
+                target.copy_(part[..., width])
+
+    in_threads(work, list(spans_of(documents, v, start, rows)), features, num_rows=batch * heads * length)
     return out, kept
 
 
@@ -163,41 +160,75 @@ def causal_backward(
     """
     d_q, d_k, d_v = (empty_result(x, documents) for x in (q, k, v))
     d_start = None if start is None else torch.zeros_like(start.sums)
-    for span in spans_of(documents, v, start, rows, backwards=True):
-        own = features.of_heads(span.heads.start, span.heads.stop)
-        scratch = own.scratch
-        sums = scratch.take("sums", *own.bias.shape, v.shape[-1] + 1)
-        d_sums = scratch.take("d_sums", *sums.shape)
-        if span.is_last:
-            d_sums.zero_()
-        if span.place < 0:
-            peak = _enter_document(sums, span, start)
-        else:
-            sums.copy_(kept.sums[span.place, span.heads])
-            peak = kept.peaks[span.place, span.heads] if own.has_peaks else None
-        forms = _span_forms(own, span, q, k, v, peak)
-        states = _states(scratch, span, forms, sums)
-        d_totals = _scaled_gradient(scratch, span, d_out, out, kept.denominators)
-        read = d_totals
-        if forms.decays is not None:
-            read = torch.mul(d_totals, forms.decays.reading, out=scratch.take("read", *d_totals.shape))
-        d_states = _state_gradients(scratch, span, forms, read, d_sums)
-        d_weights = torch.bmm(d_totals, forms.values.mT, out=scratch.take("d_weights", *forms.weights.shape))
-        d_weights = d_weights.tril_() if forms.decays is None else d_weights.mul_(forms.decays.inside)
-        put(span, _value_gradient(scratch, forms, d_totals, d_states), d_v)
-        d_phi = torch.bmm(d_weights, forms.phi_k, out=scratch.take("d_phi", *forms.phi_k.shape))
-        torch.baddbmm(d_phi, read, states.mT, out=d_phi)
-        d_rows = scratch.take("d_rows", *forms.phi_q.shape[:2], q.shape[-1])
-        forms.features.query_gradient(forms.phi_q, d_phi, d_rows)
-        put(span, d_rows, d_q)
-        torch.bmm(d_weights.mT, forms.phi_q, out=d_phi)
-        torch.baddbmm(d_phi, forms.entering, d_states.mT, out=d_phi)
-        forms.features.key_gradient(forms.phi_k, d_phi, forms.key_rows, d_rows)
-        put(span, d_rows, d_k)
-        if span.goes_on:
+
+    def work(spans: list[Span], features: BlockFeatures) -> None:
+        own = features.of_heads(spans[0].heads.start, spans[0].heads.stop)
+        sums = own.scratch.take("sums", *own.bias.shape, v.shape[-1] + 1)
+        d_sums = own.scratch.take("d_sums", *sums.shape).zero_()
+        for span in reversed(spans):
+            if span.place < 0:
+                peak = _enter_document(sums, span, start)
+            else:
+                sums.copy_(kept.sums[span.place, span.heads])
+                peak = kept.peaks[span.place, span.heads] if own.has_peaks else None
+            forms = _span_forms(own, span, q, k, v, peak)
+            d_totals = _scaled_gradient(own.scratch, span, d_out, out, kept.denominators)
+            _span_gradients(own.scratch, span, forms, d_totals, (sums, d_sums), (d_q, d_k, d_v))
+        if spans[0].goes_on:
             assert d_start is not None
-            d_start[span.b, span.heads] = d_sums
+            d_start[spans[0].b, spans[0].heads] = d_sums
+
+    in_threads(work, list(spans_of(documents, v, start, rows)), features, num_rows=v[..., 0].numel())
     return d_q, d_k, d_v, d_start
+
+
+def _totals(scratch: Scratch, forms: SpanForms, states: Tensor) -> Tensor:
+    """Return numerators and denominators, `(N H, C, V)`."""
+    totals = torch.bmm(forms.weights, forms.values, out=scratch.take("totals", *forms.values.shape))
+    if forms.decays is None:
+        return torch.baddbmm(totals, forms.phi_q, states, out=totals)
+    read = torch.bmm(forms.phi_q, states, out=scratch.take("read", *totals.shape))
+    return totals.addcmul_(read, forms.decays.reading)
+
+
+def _span_gradients(
+    scratch: Scratch,
+    span: Span,
+    forms: SpanForms,
+    d_totals: Tensor,
+    carried: tuple[Tensor, Tensor],
+    targets: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Put one span's part into the gradients of q, k and v.
+
+    Args:
+        scratch: the buffers.
+        span: which rows.
+        forms: what `_span_forms` returned.
+        d_totals: gradient of numerators and denominators, `(N H, C, V)`.
+        carried: the state at the span's start and the gradient of that at its end, `(H, F, V)`; the second becomes the
+            gradient of the state at the span's start.
+        targets: gradients of q, k, v, `(B, H, L, K)`.
+    """
+    sums, d_sums = carried
+    d_q, d_k, d_v = targets
+    states = _states(scratch, span, forms, sums)
+    read = d_totals
+    if forms.decays is not None:
+        read = torch.mul(d_totals, forms.decays.reading, out=scratch.take("read", *d_totals.shape))
+    d_states = _state_gradients(scratch, span, forms, read, d_sums)
+    d_weights = torch.bmm(d_totals, forms.values.mT, out=scratch.take("d_weights", *forms.weights.shape))
+    d_weights = d_weights.tril_() if forms.decays is None else d_weights.mul_(forms.decays.inside)
+    put(span, _value_gradient(scratch, forms, d_totals, d_states), d_v)
+    d_phi = torch.bmm(d_weights, forms.phi_k, out=scratch.take("d_phi", *forms.phi_k.shape))
+    torch.baddbmm(d_phi, read, states.mT, out=d_phi)
+    d_rows = scratch.take("d_rows", *forms.phi_q.shape[:2], d_q.shape[-1])
+    forms.features.query_gradient(forms.phi_q, d_phi, d_rows)
+    put(span, d_rows, d_q)
+    torch.bmm(d_weights.mT, forms.phi_q, out=d_phi)
+    torch.baddbmm(d_phi, forms.entering, d_states.mT, out=d_phi)
+    forms.features.key_gradient(forms.phi_k, d_phi, forms.key_rows, d_rows)
+    put(span, d_rows, d_k)
 
 
 def _enter_document(sums: Tensor, span: Span, start: Start | None) -> Tensor | None:

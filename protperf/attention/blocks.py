@@ -2,7 +2,7 @@
 
 On a CPU a product of a thousand rows runs several times as fast as one of ten thousand, because its operands stay in
 cache and no fresh page is touched. So the blocked layout walks over documents, a few heads and rows at a time, and
-writes every intermediate into the same few buffers.
+writes every intermediate into the same few buffers. Cores work on different heads and documents.
 
 Axis letters: `B` batch, `H` heads (here those of one block), `L` length in tokens, `R` rows of one block, `K` head
 width, `F` features, `V` = K + 1: values with a column of ones, so that numerator and denominator are one product.
@@ -11,7 +11,9 @@ width, `F` features, `V` = K + 1: values with a column of ones, so that numerato
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,20 +21,58 @@ from torch import Tensor
 from protperf.attention.features import RELU_OFFSET, FeatureMap
 from protperf.vocab import PADDING_DOCUMENT
 
-ROWS_PER_THREAD = 1024
-"""Rows of one block for each thread, over all its heads: 256 features of so many rows are a MiB in float32."""
+ROWS = 1024
+"""Rows of one block over all its heads: 256 features of so many rows are a MiB in float32, as a core's cache."""
+
+_WORTH_THREADS = 2**15
+"""Rows over all heads from which on each core does parts of its own; starting that costs some milliseconds."""
+
+PartT = TypeVar("PartT")
 
 
-@torch.compiler.assume_constant_result
-def rows_in_block() -> int:
-    """Return how many rows, over all its heads, a block should have on this machine."""
-    return ROWS_PER_THREAD * torch.get_num_threads()
+def in_threads(
+    work: Callable[[PartT, BlockFeatures], None],
+    parts: Sequence[PartT],
+    features: BlockFeatures,
+    *,
+    num_rows: int,
+) -> None:
+    """Do independent parts of the work; where there is much of it, each in one thread with buffers of its own.
+
+    The operations of a block are short. Split over cores, they make the cores wait for one another some thousand times,
+    and each time for long where another program has one of the cores: measured with one such program on two cores,
+    attention to 8,192 tokens took 2.9 times as long, with a thread for each part 1.8 times.
+
+    Args:
+        work: called with each part and a feature map of all heads.
+        parts: what there is to do.
+        features: the feature map.
+        num_rows: rows over all heads and parts.
+    """
+    threads = torch.get_num_threads()
+    num_workers = min(threads, len(parts))
+    if num_workers < 2 or num_rows < _WORTH_THREADS:
+        for part in parts:
+            work(part, features)
+        return
+    queue = iter(parts)
+
+    def worker() -> None:
+        torch.set_num_threads(threads // num_workers)  # of this thread alone
+        own = features.with_own_buffers()
+        with torch.no_grad():
+            for part in queue:
+                work(part, own)
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        for future in [pool.submit(worker) for _ in range(num_workers)]:
+            future.result()
 
 
 def heads_at_once(num_heads: int, rows: int, rows_in_block: int) -> int:
-    """Return how many heads share a block: a divisor of their number, so that all heads are treated alike."""
-    most = max(1, rows_in_block // rows)
-    return next(count for count in range(min(most, num_heads), 0, -1) if num_heads % count == 0)
+    """Return how many heads share a block of `rows` each: a divisor of their number, so that all are treated alike."""
+    most = min(rows_in_block // rows, num_heads // torch.get_num_threads())
+    return next(count for count in range(max(1, most), 0, -1) if num_heads % count == 0)
 
 
 def whole_rows(rows: int) -> int:
@@ -170,6 +210,16 @@ class BlockFeatures:
     def feature_map(self) -> FeatureMap:
         """The map itself."""
         return FeatureMap(self.weights, self.bias, self.nonlinearity, self.half_square)
+
+    def with_own_buffers(self) -> BlockFeatures:
+        """Return the same map with other buffers, for another thread."""
+        return BlockFeatures(
+            self.weights,
+            self.bias,
+            nonlinearity=self.nonlinearity,
+            half_square=self.half_square,
+            scratch=Scratch(self.scratch.dtype),
+        )
 
     def of_heads(self, start: int, stop: int) -> BlockFeatures:
         """Return the map of some heads, with the same buffers."""

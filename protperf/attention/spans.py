@@ -63,33 +63,35 @@ class Span(NamedTuple):
             yield own[:, full * self.chunk :], by_chunks[full, :, :rest]
 
 
-def spans_of(
-    documents: Tensor | None, v: Tensor, start: Start | None, rows: int, *, backwards: bool = False
-) -> Iterator[Span]:
-    """Yield the spans of every document of every group of heads, in order or against it."""
+def spans_of(documents: Tensor | None, v: Tensor, start: Start | None, rows: int) -> Iterator[list[Span]]:
+    """Yield the spans of every document of every group of heads."""
     batch, num_heads, length, _ = v.shape
     first_place = 0
     for b, first, stop in document_runs(documents, batch, length):
         edges = list(blocks_of(first, stop, SPAN))
         number = 0 if documents is None else documents[b, first]
         goes_on = start is not None and first == 0 and bool(start.document[b] == number)
-        order = range(len(edges))
         count = heads_at_once(num_heads, edges[0][1] - edges[0][0], rows)
         for head in range(0, num_heads, count):
-            for n in reversed(order) if backwards else order:
-                size = edges[n][1] - edges[n][0]
-                chunk = whole_rows(-(-size // -(-size // CHUNK)))
-                yield Span(
+            yield [
+                _span(
                     b,
                     slice(head, head + count),
-                    *edges[n],
-                    first_place + n - 1 if n else -1,
-                    goes_on and n == 0,
-                    n == len(edges) - 1,
-                    -(-size // chunk),
-                    chunk,
+                    *edge,
+                    place=first_place + n - 1 if n else -1,
+                    goes_on=goes_on and n == 0,
+                    is_last=n == len(edges) - 1,
                 )
+                for n, edge in enumerate(edges)
+            ]
         first_place += len(edges) - 1
+
+
+def _span(b: int, heads: slice, start: int, stop: int, *, place: int, goes_on: bool, is_last: bool) -> Span:
+    """Cut some rows into as few chunks as there can be, all of one length."""
+    size = stop - start
+    chunk = whole_rows(-(-size // -(-size // CHUNK)))
+    return Span(b, heads, start, stop, place, goes_on, is_last, -(-size // chunk), chunk)
 
 
 def extended(scratch: Scratch, name: str, span: Span, x: Tensor, *columns: float) -> Tensor:

@@ -19,7 +19,7 @@ ms: median of the rounds, in which all take turns. faster: SDPA's time (for pack
 Ratios are medians of those within a round.
 share: useful arithmetic in a second over that of a 1024^3 matrix product in the same round, by closed forms: bidirectional
   8 L F K a head forward and 24 forward + backward, of which 4 are features computed again because they are not kept.
-MiB: peak of tensors beyond q, k, v, out and their gradients. X line: attention that returns v, the limit.
+MiB: peak of tensors beyond q, k, v, out and their gradients (on a CPU: on one thread). X line: attention that returns v, the limit.
 crossover: the length from which a row beats SDPA, interpolated on log axes."""
 
 _MEBIBYTE = 2**20

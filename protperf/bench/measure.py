@@ -140,7 +140,8 @@ def peak_allocated(call: Call, *, device: torch.device) -> int:
 
     On CUDA the allocator keeps count. On a CPU the profiler notes each allocation and release of torch's allocator,
     and the highest running sum counts; what libraries take for themselves (packed matrices in a matrix product) is not
-    seen. Run it apart from timing: noting takes time.
+    seen. Run it apart from timing: noting takes time, and on a CPU the call has one thread (each further one has buffers
+    of its own).
     """
     if device.type == "cuda":
         _wait(device)
@@ -151,8 +152,13 @@ def peak_allocated(call: Call, *, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it talks on stderr otherwise
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        held = call()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the profiler does not see what other threads allocate
+    try:
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+            held = call()
+    finally:
+        torch.set_num_threads(threads)
     del held  # not before: a result counts
     assert profiler.profiler is not None
     recorded = profiler.profiler.kineto_results
