@@ -117,8 +117,11 @@ def _attention_fake(
     document: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, length, width = v.shape
-    kept_from = SPAN if causal else bidirectional.rows_of_kept(weights.shape[1], rows)
-    places = batch * (length // kept_from)
+    if causal:
+        places = batch * (length // SPAN)
+    else:
+        kept_from = bidirectional.rows_of_kept(weights.shape[1], rows)
+        places = batch * bidirectional.most_kept(length, kept_from, is_packed=documents is not None)
     shift = (places, heads) if causal else (places, heads, weights.shape[1])
     return (
         v.new_empty(v.shape),

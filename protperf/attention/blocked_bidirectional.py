@@ -77,7 +77,7 @@ def bidirectional_forward(
     batch, heads, length, width = v.shape
     out = empty_result(v, documents)
     kept_from = rows_of_kept(features.bias.shape[1], rows)
-    num_kept = batch * (length // kept_from)
+    num_kept = batch * most_kept(length, kept_from, is_packed=documents is not None)
     kept = Kept(
         features.bias.new_ones(batch, heads, length),
         features.bias.new_empty(num_kept, *features.bias.shape, width + 1),
@@ -174,6 +174,11 @@ def _blocks(documents: Tensor | None, v: Tensor, rows: int, kept_from: int) -> I
 def rows_of_kept(features: int, rows: int) -> int:
     """Return from which length on a document's sums are kept: its features would take more, or it has several blocks."""
     return min(features, rows + 1)
+
+
+def most_kept(length: int, kept_from: int, *, is_packed: bool) -> int:
+    """Return of how many documents in one row of a batch sums may have to be kept."""
+    return length // kept_from if is_packed else int(length >= kept_from)
 
 
 def _summarise(
