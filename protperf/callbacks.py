@@ -181,7 +181,8 @@ class Report(Callback):
 
 def measured(trainer: pl.Trainer, model: ProteinModel, batch: Batch) -> QueryKeySums:
     """Measure queries and keys on the batches of all ranks; proteins in one window do not see each other here."""
-    sums = model.query_key_sums(batch.inputs, documents_of(batch.inputs))
+    with trainer.precision_plugin.forward_context():
+        sums = model.query_key_sums(batch.inputs, documents_of(batch.inputs))
     return QueryKeySums(*(cast(Tensor, trainer.strategy.reduce(x, reduce_op="sum")) for x in sums))
 
 

@@ -96,6 +96,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Check values."""
         _check_choice(self, "attention", _ATTENTIONS)
+        if self.projection == "regularised":
+            raise ValueError(
+                "ModelConfig.projection is 'regularised'; that is projection_norms=regularised now"
+            )
         _check_choice(self, "projection", ("iid", "orthogonal", "simplex"))
         _check_choice(self, "projection_norms", ("chi", "regularised"))
         _check_choice(self, "positions", ("rope", "absolute", "none"))

@@ -16,10 +16,13 @@ from protperf.attention.reference import reference_attention as definition
 
 DIRECTIONS = [pytest.param(False, id="bidirectional"), pytest.param(True, id="causal")]
 EDGE = 128
-"""The chunk length of the linear forms: lengths and boundaries below lie inside, on and beside its multiples."""
+"""A multiple of the chunk length of both layouts: lengths and boundaries below lie inside, on and beside its multiples."""
 
-POSITIVE = tuple(kind for kind in ATTENTIONS if kind not in SIGNED)
-"""Kinds for any input; the others' rows may sum to zero at large norms."""
+SPAN = 512
+"""The rows from which on a state goes from span to span in the blocked layout."""
+
+ANY_NORM = tuple(kind for kind in ATTENTIONS if kind != "trig")
+"""Kinds for any input: the rows of `trig` may sum to zero at large norms."""
 
 IN_EVERY_QUICK_RUN = ("favor", "relu", "trig")
 """One kind for each way a batched form may go: peaks a feature, none, peaks a row."""
@@ -37,7 +40,7 @@ def ways(kinds: tuple[str, ...]) -> list[object]:
 
 every_kind = pytest.mark.parametrize("kind", ways(ATTENTIONS))
 every_model_kind = pytest.mark.parametrize("kind", ATTENTIONS)
-every_positive_kind = pytest.mark.parametrize("kind", ways(POSITIVE))
+every_kind_at_any_norm = pytest.mark.parametrize("kind", ways(ANY_NORM))
 every_linear_kind = pytest.mark.parametrize("kind", ways(tuple(k for k in ATTENTIONS if k != "softmax")))
 every_layout_of_favor = pytest.mark.parametrize("kind", ways(("favor",)))
 every_underflowing_kind = pytest.mark.parametrize("kind", ways(("favor", "favor_hyperbolic")))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_cases import (
     EDGE,
+    SPAN,
     attend,
     attention_rows,
     both_directions,
@@ -31,6 +32,7 @@ LAYOUTS = {
     "boundaries beside chunk edges": (EDGE - 1, EDGE + 1, 1, 43),
     "documents of one token": (1, 1, 125, 1, 1, 1, 70),
     "documents longer than three chunks": (30, 3 * EDGE + 50, 3 * EDGE),
+    "documents of several spans": (SPAN + 70, 2 * SPAN + 13, 30),
     "padding between and at both ends": (-5, 40, -3, 90, 60, -140, 20, -9),
 }
 every_layout = pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS.keys())
@@ -70,6 +72,16 @@ def test_future_token_never_changes_the_past_by_one_bit(kind: str, how: str):
         assert torch.equal(before[:, :, :cut], after[:, :, :cut]), cut
         if not kind.startswith("rfa") or how != "keys scaled by 1000":  # it divides keys by their norms
             assert not torch.equal(before[:, :, cut:], after[:, :, cut:]), cut
+
+
+@every_change
+@every_kind
+def test_future_token_never_changes_the_past_across_spans_by_one_bit(kind: str, how: str):
+    qkv = random_qkv(2 * SPAN + 80)
+    before = attend(*qkv, kind=kind, causal=True, projection=PROJECTION)
+    for cut in (SPAN - 1, SPAN, SPAN + 1, 1000, 2 * SPAN, 2 * SPAN + 1):
+        after = attend(*other_suffix(qkv, cut, how), kind=kind, causal=True, projection=PROJECTION)
+        assert torch.equal(before[:, :, :cut], after[:, :, :cut]), cut
 
 
 @pytest.mark.parametrize("how", ["keys scaled by 1000", "other numbers"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,9 @@ from attention_cases import (
     causal_denominators,
     documents_of,
     every_kind,
+    every_kind_at_any_norm,
     every_layout_of_favor,
     every_linear_kind,
-    every_positive_kind,
     every_underflowing_kind,
     gaussian_projection,
     gradients,
@@ -30,10 +32,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protperf.attention import blocked, blocked_causal, spans
+from protperf.attention import blocked, blocked_causal, exact_rows, spans
 from protperf.attention.batched import batched_attention
 from protperf.attention.features import FEATURE_MAPS, logits, nonlinear, row_log_scale
 from protperf.attention.reference import reference_attention as definition
+from protperf.attention.state import empty_state
 
 PROJECTION = gaussian_projection()
 
@@ -200,7 +203,7 @@ EXTREMES = [
 
 @pytest.mark.parametrize("case", EXTREMES)
 @both_directions
-@every_positive_kind
+@every_kind_at_any_norm
 def test_extreme_inputs_in_float32_equal_float64(kind: str, causal: bool, case: str):
     projection = gaussian_projection(64, 64)
     fast = with_gradients(*extreme_qk(case))
@@ -216,7 +219,7 @@ def test_extreme_inputs_in_float32_equal_float64(kind: str, causal: bool, case: 
 
 @pytest.mark.parametrize("case", EXTREMES[::2])
 @both_directions
-@every_positive_kind
+@every_kind_at_any_norm
 def test_extreme_inputs_in_bfloat16_equal_float64(kind: str, causal: bool, case: str):
     fast = with_gradients(*extreme_qk(case), dtype=torch.bfloat16)
     choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(64, 64)}
@@ -228,7 +231,7 @@ def test_extreme_inputs_in_bfloat16_equal_float64(kind: str, causal: bool, case:
 
 
 @both_directions
-@every_positive_kind
+@every_kind_at_any_norm
 def test_bfloat16_autocast_leaves_attention_in_float32(kind: str, causal: bool):
     q, k, v = with_gradients(*extreme_qk("q, k ~ 4 N(0, 1)"))
     choice = {"kind": kind, "causal": causal, "projection": gaussian_projection(64, 64)}
@@ -362,6 +365,67 @@ def test_no_number_of_threads_matters(kind: str, causal: bool, lengths: tuple[in
     for result in results[1:]:
         for one, other in zip(result, results[0], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["favor", "relu", "trig"])
+@both_directions
+def test_a_projection_that_is_learned_gets_its_gradient(kind: str, causal: bool):
+    documents = documents_of(30, -4, 41)
+    q, k, v = random_qkv(75, scale=0.25, dtype=torch.float64)
+    given = gaussian_projection(256).double()
+    results = []
+    for compute in (attend, reference_attention):
+        projection = given.clone().requires_grad_()
+        out = compute(q, k, v, documents, kind=kind, causal=causal, projection=projection)
+        results.append(gradients(out, (projection,))[0])
+    torch.testing.assert_close(*results, **EXACT)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@both_directions
+def test_threads_are_in_the_mode_of_the_caller_and_leave_the_default_as_it_was(causal: bool, mode: Any):
+    q, k, v = random_qkv(9000, heads=4, head_dim=8)
+    choice = {"kind": "favor blocked", "causal": causal, "projection": gaussian_projection(16, 8)}
+    wanted, threads = attend(q, k, v, **choice), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with mode():
+            found = attend(q, k, v, **choice)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["favor blocked", "favor batched", "relu blocked", "softmax"])
+@both_directions
+def test_nothing_is_attended_to_nothing(kind: str, causal: bool):
+    qkv = with_gradients(*random_qkv(0))
+    out = attend(*qkv, kind=kind, causal=causal, projection=PROJECTION)
+    assert out.shape == (1, 2, 0, 16)
+
+
+@pytest.mark.parametrize("layout", ["blocked", "batched"])
+@pytest.mark.parametrize("kind", ["favor", "relu", "trig"])
+@both_directions
+def test_operators_keep_the_rules_of_the_dispatcher(kind: str, causal: bool, layout: str):
+    documents = documents_of(70, -3, 30)
+    q, k, v = with_gradients(*random_qkv(103, scale=0.25))
+    feature_map = FEATURE_MAPS[kind](gaussian_projection(256), head_dim=16)
+    weights = feature_map.weights.expand(2, -1, -1)
+    bias = (
+        torch.zeros(2, len(feature_map.weights))
+        if feature_map.bias is None
+        else feature_map.bias.expand(2, -1)
+    )
+    if layout == "blocked":
+        numbers = (feature_map.nonlinearity, feature_map.half_square, causal, 1024, None, None, None)
+        torch.library.opcheck(blocked._attention, (q, k, v, documents, weights, bias, *numbers))
+    elif causal and kind == "favor":
+        state = empty_state(k, v, feature_map)
+        given = (v.detach(), torch.ones(1, 2, 103), q, k, v, documents, weights, bias)
+        torch.library.opcheck(exact_rows._with_exact_rows, (*given, feature_map.half_square, *state))
 
 
 def test_an_error_in_a_thread_reaches_the_caller():

@@ -149,3 +149,38 @@ def test_rows_whose_denominator_underflows_survive_a_split(kind: str, lengths: l
         assert one.isfinite().all()
         # nearly all rows are one-hot: their gradients cancel to rounding, which stands against the few that are not
         assert relative_error(one, other) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["favor blocked", "favor batched", "relu batched"])
+def test_a_later_document_with_the_number_of_the_state_begins_anew(kind: str):
+    qkv = random_qkv(300)
+    _, (state,) = in_pieces(tuple(x[:, :, :100] for x in qkv), documents_of(100) + 1, [100], kind=kind)
+    rest = tuple(x[:, :, 100:] for x in qkv)
+    documents = documents_of(90, 110)  # the second of them has number 1 too
+    wanted = attend(*rest, documents, kind=kind, causal=True, projection=PROJECTION)
+    found, after = attend_onward(*rest, documents, kind=kind, projection=PROJECTION, state=state)
+    torch.testing.assert_close(found, wanted, **TOLERANCE)
+    _, alone = attend_onward(*rest, documents, kind=kind, projection=PROJECTION)
+    for one, other in zip(after, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["favor blocked", "favor batched"])
+def test_a_segment_of_nothing_changes_nothing(kind: str):
+    qkv = random_qkv(50)
+    _, (state,) = in_pieces(qkv, None, [50], kind=kind)
+    out, after = attend_onward(*(x[:, :, :0] for x in qkv), kind=kind, projection=PROJECTION, state=state)
+    assert out.shape == (1, 2, 0, 16)
+    assert all(torch.equal(one, other) for one, other in zip(after, state, strict=True))
+
+
+@every_linear_kind
+def test_a_state_of_one_layout_goes_on_in_the_other(kind: str):
+    name, layout = kind.split()
+    other = {"blocked": "batched", "batched": "blocked"}[layout]
+    qkv = random_qkv(200)
+    whole = attend(*qkv, kind=kind, causal=True, projection=PROJECTION)
+    first, (state,) = in_pieces(tuple(x[:, :, :90] for x in qkv), None, [90], kind=kind)
+    rest = tuple(x[:, :, 90:] for x in qkv)
+    second, _ = attend_onward(*rest, kind=f"{name} {other}", projection=PROJECTION, state=state)
+    torch.testing.assert_close(torch.cat((first, second), dim=2), whole, **TOLERANCE)

@@ -19,11 +19,11 @@ from torch import Tensor
 from protperf.attention.batched import batched_attention, state_after
 from protperf.attention.blocked import blocked_attention
 from protperf.attention.documents import allowed_pairs, positions_in_documents
-from protperf.attention.features import FEATURE_MAPS, UNPROJECTED, FeatureMap
+from protperf.attention.features import FEATURE_MAPS, UNPROJECTED, FeatureMap, unit_vectors
 from protperf.attention.projection import COUPLINGS, NORMS, draw_projection, projection_generator
 from protperf.attention.rows import feature_attention_rows
 from protperf.attention.softmax import softmax_attention, softmax_attention_rows
-from protperf.attention.state import CausalState
+from protperf.attention.state import CausalState, empty_state
 from protperf.vocab import PADDING_DOCUMENT
 
 __all__ = [
@@ -47,6 +47,10 @@ ATTENTIONS = (*FEATURE_MAPS, "softmax")
 
 LAYOUTS = {"blocked": blocked_attention, "batched": batched_attention}
 """The same mathematics in two orders: blocks that stay in a CPU's cache, and products over all chunks at once."""
+
+
+_FEW = 32
+"""Tokens that are not worth cutting into blocks."""
 
 
 def attend(
@@ -76,21 +80,24 @@ def attend(
         causal: whether a token sees only itself and what stands before it.
         projection: float32 `(M, K)`, for every kind but `softmax` and those in `UNPROJECTED`.
         pair_square: `(H,)` mean of |q' + k'|^2, for `oprf` alone; a constant, never taken from the sequence itself.
-        layout: one of `LAYOUTS`; `None` chooses by the device.
+        layout: one of `LAYOUTS`; `None` chooses by the device. A projection that asks for a gradient needs `batched`.
 
     Returns:
         `(B, H, L, K)`, zero at padding.
     """
+    if not v.numel():
+        return torch.zeros_like(v)
     with torch.autocast(q.device.type, enabled=False):
         if kind == "softmax":
             q, k, v = _without_padding(q, k, v, documents)
             return softmax_attention(q, k, v, documents, causal=causal)
         feature_map = _feature_map(q, kind, projection, pair_square)
         layout = layout or _best_layout(q, feature_map)
+        assert layout != "blocked" or not _is_learned(feature_map), "blocks give a projection no gradient"
         if layout != "blocked" or feature_map.unit_norm:  # blocks never touch padding
             q, k, v = _without_padding(q, k, v, documents)
         if feature_map.unit_norm:
-            q, k, feature_map = _unit(q), _unit(k), replace(feature_map, unit_norm=False)
+            q, k, feature_map = unit_vectors(q), unit_vectors(k), replace(feature_map, unit_norm=False)
         return LAYOUTS[layout](q, k, v, documents, feature_map, causal=causal)
 
 
@@ -124,10 +131,13 @@ def attend_onward(
     """
     with torch.autocast(q.device.type, enabled=False):
         feature_map = _feature_map(q, kind, projection, pair_square)
-        layout = layout or _best_layout(q, feature_map)
+        if layout is None:
+            layout = "batched" if q.shape[2] < _FEW else _best_layout(q, feature_map)
+        if not v.numel():
+            return torch.zeros_like(v), state or empty_state(k, v, feature_map)
         q, k, v = _without_padding(q, k, v, documents)
         if feature_map.unit_norm:
-            q, k, feature_map = _unit(q), _unit(k), replace(feature_map, unit_norm=False)
+            q, k, feature_map = unit_vectors(q), unit_vectors(k), replace(feature_map, unit_norm=False)
         out = LAYOUTS[layout](q, k, v, documents, feature_map, causal=True, state=state)
         return out, state_after(k, v, documents, feature_map, state=state)
 
@@ -181,13 +191,10 @@ def _feature_map(q: Tensor, kind: str, projection: Tensor | None, pair_square: T
     return replace(feature_map, weights=feature_map.weights.to(q.device))
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Divide vectors by their norms, in float32 at least; a zero vector stays zero."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    norm = x.norm(dim=-1, keepdim=True)
-    return x / norm.masked_fill(norm == 0, 1.0)
-
-
 def _best_layout(q: Tensor, feature_map: FeatureMap) -> str:
     """Choose by the device, but for features that are being learned."""
-    return "blocked" if q.device.type == "cpu" and not feature_map.weights.requires_grad else "batched"
+    return "blocked" if q.device.type == "cpu" and not _is_learned(feature_map) else "batched"
+
+
+def _is_learned(feature_map: FeatureMap) -> bool:
+    return any(x is not None and x.requires_grad for x in (feature_map.weights, feature_map.bias))

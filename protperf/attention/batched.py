@@ -5,7 +5,8 @@ documents are contiguous runs, packing needs three masks only: equal documents i
 handed to later chunks where they belong to the chunk's last document; queries read it where they belong to the
 chunk's first document. All states come from one product with a small triangular matrix over chunks.
 
-Features are computed again in the backward pass. Nothing here looks at a number to decide what to do next.
+Features are computed again in the backward pass. Nothing here looks at a number to decide what to do next, but for causal
+exponential features at the end, where rows that underflowed are looked for (see `exact_rows`).
 
 Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `F` features, `N` chunks, `C` chunk length,
 `V` = K + 1: the values with a column of ones, so that numerator and denominator are one product.
@@ -23,10 +24,11 @@ from torch.utils.checkpoint import checkpoint
 
 from protperf.attention.exact_rows import UNDERFLOW, with_exact_rows
 from protperf.attention.features import FeatureMap, logits, nonlinear, row_log_scale
-from protperf.attention.state import CausalState, empty_state, lowest_peak
+from protperf.attention.state import CausalState, empty_state, entering_state, lowest_peak
 from protperf.vocab import PADDING_DOCUMENT
 
 CHUNK = 128
+"""C: about where the work inside chunks, which grows with it, meets that between them (2 F K / (F + K) = 102)."""
 
 
 def batched_attention(
@@ -62,7 +64,7 @@ def batched_attention(
     chunks = chunks.unflatten(1, (-1, chunk)).unsqueeze(1)  # (B, 1, N, C)
     if not causal:
         return _recomputed(_bidirectional, *parts, chunks, feature_map)[:, :, :length]
-    state = state or empty_state(q, v, feature_map)
+    state = entering_state(state or empty_state(q, v, feature_map), documents)
     out, denominators = (x[:, :, :length] for x in _recomputed(_causal, *parts, chunks, feature_map, state))
     if feature_map.nonlinearity != "exp":
         return out
@@ -93,8 +95,8 @@ def state_after(
         feature_map: the map.
         state: the state before the segment.
     """
+    state = entering_state(state or empty_state(k, v, feature_map), documents)
     documents = _or_one_document(documents, v)
-    state = state or empty_state(k, v, feature_map)
     phi, log = _key_parts(k, feature_map)
     document = documents[:, -1]
     own = (documents == document.unsqueeze(-1))[:, None, :, None]
@@ -206,7 +208,7 @@ def _or_one_document(documents: Tensor | None, v: Tensor) -> Tensor:
 def _carry(
     phi_k: Tensor, values: Tensor, chunks: Tensor, peaks: Tensor, state: CausalState
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums that enter each chunk, `(B, H, N, M, V)`: the state's and those of the chunks before.
+    """Return the sums that enter each chunk, `(B, H, N, F, V)`: the state's and those of the chunks before.
 
     Also the document `(B, 1, N, 1)` and the peak `(B, H, N, 1)` that they belong to: entry 0 is the state's, entry n
     those of the last token of chunk n - 1.
@@ -224,7 +226,7 @@ def _carry(
 
 
 def _feed(links: Tensor, sums: Tensor) -> Tensor:
-    """Return what each chunk receives: `links (B, 1 or H, N, N)` times `sums (B, H, N, M, V)`."""
+    """Return what each chunk receives: `links (B, 1 or H, N, N)` times `sums (B, H, N, F, V)`."""
     return (links.to(sums.dtype) @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
 
 

@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One document of a few heads: `at` cuts it out of `(B, H, L, ...)`."""
+    """One document of a few heads: `cut` takes it out of `(B, H, L, ...)`."""
 
     b: int
     heads: slice
@@ -58,7 +58,8 @@ class Block(NamedTuple):
 
     def cut(self, x: Tensor, start: int | None = None, stop: int | None = None) -> Tensor:
         """Return the block's part of `x (B, H, L, ...)`, all rows or some."""
-        return x[self.b, self.heads, start or self.start : stop or self.stop]
+        first = self.start if start is None else start
+        return x[self.b, self.heads, first : self.stop if stop is None else stop]
 
 
 def bidirectional_forward(

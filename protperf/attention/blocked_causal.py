@@ -185,9 +185,9 @@ def causal_backward(
 def _totals(scratch: Scratch, forms: SpanForms, states: Tensor) -> Tensor:
     """Return numerators and denominators, `(N H, C, V)`."""
     totals = torch.bmm(forms.weights, forms.values, out=scratch.take("totals", *forms.values.shape))
-    if forms.decays is None:
-        return torch.baddbmm(totals, forms.phi_q, states, out=totals)
     read = torch.bmm(forms.phi_q, states, out=scratch.take("read", *totals.shape))
+    if forms.decays is None:  # added as below: whether a later key of the span has a peak must change no bit
+        return totals.add_(read)
     return totals.addcmul_(read, forms.decays.reading)
 
 

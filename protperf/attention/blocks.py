@@ -57,16 +57,21 @@ def in_threads(
         return
     queue = iter(parts)
 
+    inference = torch.is_inference_mode_enabled()
+
     def worker() -> None:
-        torch.set_num_threads(threads // num_workers)  # of this thread alone
-        own = features.with_own_buffers()
-        with torch.no_grad():
+        torch.set_num_threads(threads // num_workers)
+        with torch.inference_mode(inference), torch.no_grad():
+            own = features.with_own_buffers()
             for part in queue:
                 work(part, own)
 
-    with ThreadPoolExecutor(num_workers) as pool:
-        for future in [pool.submit(worker) for _ in range(num_workers)]:
-            future.result()
+    try:
+        with ThreadPoolExecutor(num_workers) as pool:
+            for future in [pool.submit(worker) for _ in range(num_workers)]:
+                future.result()
+    finally:
+        torch.set_num_threads(threads)  # the workers have changed what threads to come would have
 
 
 def heads_at_once(num_heads: int, rows: int, rows_in_block: int) -> int:
@@ -147,7 +152,7 @@ class Scratch:
     def extended(self, name: str, x: Tensor, *columns: float, rows: int | None = None) -> Tensor:
         """Copy `x (H, R, K)` into the buffer `name` with constant columns behind it; more rows than R become zero.
 
-        A buffer is always given the same columns; all but them may be changed.
+        A buffer is always given the same columns; who changes one writes it anew after each call.
         """
         heads, count, width = x.shape
         shape = (heads, rows or count, width + len(columns))

@@ -1,8 +1,9 @@
 """Rows of causal attention whose denominator underflows, computed again in log space: forward and backward.
 
 A row with exponential features is lost in float32 where all that it may see has features some e^70 below those of
-its running maximum: queries and keys of 16 N(0, 1), say. Such rows are few; the work for one is linear in what it sees,
-in float64, for the logarithms are in the thousands.
+its running maximum: queries and keys of 16 N(0, 1), say. The work for one is linear in what it sees, in float64, for the
+logarithms are in the thousands. In ordinary models there is no such row; where norms have run away there may be many,
+and attention is slow, which `attention/qk_norm_LL` in the metrics explains.
 
 Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `F` features, `R` rows of a block, `J` keys,
 `V` = K + 1.
@@ -27,6 +28,10 @@ _BLOCK = 8
 """Rows in one go: `(8, J, F)` numbers. Always as many, so that which other rows there are changes no bit of a row."""
 
 _SMALLEST = 1e-37
+"""Stands in for the sum of a feature that no key has, whose weight is zero."""
+
+_KEYS = 1024
+"""Keys in one go."""
 
 
 def replace_rows(
@@ -89,9 +94,7 @@ def add_row_gradients(
         surplus = (given * out).sum(-1, keepdim=True)
         d_logits = forms.weights * (given @ forms.values.mT - surplus)  # (R, J + F)
         num_keys = forms.pairs.shape[1]
-        joint = forms.log_q.unsqueeze(1) + forms.log_k - forms.pairs.unsqueeze(-1)  # (R, J, F)
-        d_joint = d_logits[:, :num_keys, None] * joint.exp_()
-        d_log_q, d_log_k = d_joint.sum(1), d_joint.sum(0)
+        d_log_q, d_log_k = _feature_gradients(forms, d_logits[:, :num_keys])
         if block.state is not None:
             d_log_q = d_log_q + d_logits[:, num_keys:]
             share = forms.weights[:, num_keys:] / block.state.sums[:, -1].double().clamp_min(_SMALLEST)
@@ -105,6 +108,18 @@ def add_row_gradients(
         moved = d_log_k @ weights + feature_map.half_square * own * d_log_k.sum(-1, keepdim=True)
         block.of(d_k)[keys] += moved.to(d_k.dtype)
         block.of(d_v)[keys] += (forms.weights[:, :num_keys].mT @ given).to(d_v.dtype)
+
+
+def _feature_gradients(forms: _Forms, d_pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the log-features, `(R, F)` and `(J, F)`, given that of the pairs' logarithms `(R, J)`."""
+    d_log_q, d_log_k = torch.zeros_like(forms.log_q), torch.empty_like(forms.log_k)
+    for start in range(0, len(forms.log_k), _KEYS):
+        part = slice(start, start + _KEYS)
+        shares = forms.log_q.unsqueeze(1) + forms.log_k[part] - forms.pairs[:, part, None]  # (R, J, F)
+        d_joint = shares.exp_().mul_(d_pairs[:, part, None])
+        d_log_q += d_joint.sum(1)
+        d_log_k[part] = d_joint.sum(0)
+    return d_log_q, d_log_k
 
 
 class _Block(NamedTuple):
@@ -163,7 +178,7 @@ def _forms(block: _Block, q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureM
     keys = slice(block.start, block.stop)
     values = block.of(v)[keys].double()
     log_q, log_k = logits(block.of(q)[rows].double(), one), logits(block.of(k)[keys].double(), one)
-    pairs = log_weights(log_q, log_k)
+    pairs = torch.cat([log_weights(log_q, part) for part in log_k.split(_KEYS)], dim=1)
     future = torch.arange(block.start, block.stop, device=rows.device) > rows.unsqueeze(-1)
     weights = pairs.masked_fill(future, -torch.inf)
     if block.state is not None:

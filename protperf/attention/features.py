@@ -96,13 +96,16 @@ def row_log_scale(x: Tensor, feature_map: FeatureMap) -> Tensor:
     return feature_map.half_square / 2 * x.square().sum(-1)
 
 
-def _prepared(x: Tensor, feature_map: FeatureMap) -> Tensor:
-    """Return `x` in float32 at least, of norm one where the map asks for that; a zero vector stays zero."""
+def unit_vectors(x: Tensor) -> Tensor:
+    """Divide vectors `(..., K)` by their norms, in float32 at least; a zero vector stays zero."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    if not feature_map.unit_norm:
-        return x
     norm = x.norm(dim=-1, keepdim=True)
     return x / norm.masked_fill(norm == 0, 1.0)
+
+
+def _prepared(x: Tensor, feature_map: FeatureMap) -> Tensor:
+    """Return `x` in float32 at least, of norm one where the map asks for that."""
+    return unit_vectors(x) if feature_map.unit_norm else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def favor(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None = None) -> FeatureMap:

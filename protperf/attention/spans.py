@@ -14,6 +14,7 @@ from torch import Tensor
 from protperf.attention.blocks import Scratch, blocks_of, document_runs, heads_at_once, whole_rows
 
 CHUNK = 64
+"""Rows of a chunk at most: measured on two cores, 48 to 64 is best for 256 features."""
 SPAN = 512
 """Rows of a span at most. At 256 features of heads 64 wide, 65 KiB of state a head are kept for so many rows, half of
 what the queries take."""
@@ -44,8 +45,6 @@ class Span(NamedTuple):
     """Its number among the spans whose state is kept, or -1: the document's first."""
     goes_on: bool
     """Whether it goes on with a state from before the call."""
-    is_last: bool
-    """Whether its document ends with it."""
     num_chunks: int
     chunk: int
 
@@ -80,18 +79,17 @@ def spans_of(documents: Tensor | None, v: Tensor, start: Start | None, rows: int
                     *edge,
                     place=first_place + n - 1 if n else -1,
                     goes_on=goes_on and n == 0,
-                    is_last=n == len(edges) - 1,
                 )
                 for n, edge in enumerate(edges)
             ]
         first_place += len(edges) - 1
 
 
-def _span(b: int, heads: slice, start: int, stop: int, *, place: int, goes_on: bool, is_last: bool) -> Span:
+def _span(b: int, heads: slice, start: int, stop: int, *, place: int, goes_on: bool) -> Span:
     """Cut some rows into as few chunks as there can be, all of one length."""
     size = stop - start
     chunk = whole_rows(-(-size // -(-size // CHUNK)))
-    return Span(b, heads, start, stop, place, goes_on, is_last, -(-size // chunk), chunk)
+    return Span(b, heads, start, stop, place, goes_on, -(-size // chunk), chunk)
 
 
 def extended(scratch: Scratch, name: str, span: Span, x: Tensor, *columns: float) -> Tensor:

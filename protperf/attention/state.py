@@ -52,6 +52,18 @@ def empty_state(k: Tensor, v: Tensor, feature_map: FeatureMap) -> CausalState:
     )
 
 
+def entering_state(state: CausalState, documents: Tensor | None) -> CausalState:
+    """Return the state as a segment takes it: it belongs to the segment's first document or to none.
+
+    Args:
+        state: of the tokens before.
+        documents: int32 `(B, L)` of the segment, or `None`: one document of number 0 a row. A later document may have the
+            number of the state's by chance.
+    """
+    first = torch.zeros_like(state.document) if documents is None else documents[:, 0]
+    return state._replace(document=torch.where(state.document == first, state.document, NO_DOCUMENT))
+
+
 def lowest_peak(feature_map: FeatureMap, dtype: torch.dtype) -> float:
     """Return the peak of no keys: the lowest number, or 0 for features without an exponential."""
     grows = feature_map.nonlinearity == "exp" or feature_map.half_square != 0

@@ -131,7 +131,9 @@ def measure_cells(
     repeats = measure.plan_turns({name: warm[name] for name in running})
     samples = measure.alternate(running, rounds=setting.rounds, device=setting.device, repeats=repeats)
     for each in contestants:
-        if each.name in samples:
+        if each.name not in samples:
+            history.setdefault((each.name, place.passes), []).append(cells[each.name])
+        else:
             cell = replace(
                 cells[each.name],
                 rounds=tuple(samples[each.name]),
@@ -158,6 +160,8 @@ def draw_inputs(setting: Setting, place: Cell) -> Inputs:
 
 def _warm_up(call: measure.Call, before: Sequence[Cell], setting: Setting, length: int) -> tuple[float, str]:
     """Return the seconds of a warm call and why it is left out: empty if it is not."""
+    if before and not before[-1].rounds:
+        return 0.0, f"left out from {before[-1].length:,} tokens on: {before[-1].reason}"
     reason = too_much(before, length, budget=setting.budget, device=setting.device)
     if reason:
         return 0.0, reason
