@@ -197,7 +197,9 @@ def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=trainer.global_step)
     if trainer.is_global_zero:
-        shown = "  ".join(f"{name} {value:,.4g}" for name, value in values.items())
+        shown = "  ".join(
+            f"{name} {value:,.4g}" for name, value in values.items() if not name.startswith("attention/")
+        )  # one a layer: too many for a line
         log.info("step %s/%s  %s", f"{trainer.global_step:,}", f"{trainer.max_steps:,}", shown)
 
 

@@ -110,7 +110,7 @@ class ProteinModel(nn.Module):
             documents: as in `forward`; padding is left out.
         """
         training = self.training
-        self.eval()  # of what dropout there is
+        self.eval()
         x, rotation = self._enter(tokens, documents)
         real = torch.ones_like(tokens, dtype=torch.bool) if documents is None else documents >= 0
         lengths, squares, vectors = [], [], []
@@ -122,7 +122,7 @@ class ProteinModel(nn.Module):
             vectors.append(both.sum(1))
             x = block(x, documents, rotation)
         self.train(training)
-        return QueryKeySums(real.sum().float(), *map(torch.stack, (lengths, squares, vectors)))
+        return QueryKeySums(real.sum().clamp_min(1).float(), *map(torch.stack, (lengths, squares, vectors)))
 
     @property
     def head_dim(self) -> int:
@@ -315,7 +315,7 @@ def with_temperature(x: Tensor, log_temperature: Tensor) -> Tensor:
         log_temperature: log t, `(H,)`.
     """
     length = torch.exp(log_temperature.float() / 2)[:, None, None] * x.shape[-1] ** 0.25
-    return (normalize(x.float(), dim=-1) * length).to(x.dtype)
+    return (normalize(x.float(), dim=-1, eps=1e-6) * length).to(x.dtype)
 
 
 def rotations(places: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

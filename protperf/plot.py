@@ -6,7 +6,6 @@ Axis letters: `N` proteins, `D` width of the embeddings.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 from collections import Counter
@@ -16,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from protperf.figures import COLOURS, new_figure, save_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".pdf", ".svg")
-GROUP_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f3c8d", "#8b5a2b")
-"""For the most frequent organisms; the others share grey."""
-
-_SIZE = (7.0, 4.5)  # inches
-_DOTS_PER_INCH = 150
 _FEW_POINTS = 20
 _VALID_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _FLOOR_DASHES = ((0, (1, 1.5)), (0, (4, 2)), (0, (7, 2)), (0, (7, 2, 1, 2)))
@@ -49,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     check_output(options.out, force=options.force)
     draw = plot_curve if options.figure == "curve" else plot_map
-    save(draw(options), options.out)
+    save_figure(draw(options), options.out)
     print(options.out)
     return 0
 
@@ -82,7 +78,7 @@ def draw_curve(curves: dict[str, dict[int, float]], floors: dict[str, float], *,
         floors: name -> perplexity, drawn as horizontal lines.
         title: of the figure.
     """
-    figure, axes = _new_figure(title)
+    figure, axes = new_figure(title)
     held_out = [name for name in curves if name != "train"]
     if "train" in curves:
         steps = curves["train"]
@@ -204,7 +200,7 @@ def draw_map(protein_map: ProteinMap, lengths: np.ndarray, groups: list[str] | N
         groups: name of each protein's group.
         title: of the figure.
     """
-    figure, axes = _new_figure(title)
+    figure, axes = new_figure(title)
     if groups is None:
         _scatter_lengths(figure, axes, protein_map.points, lengths)
     else:
@@ -230,10 +226,10 @@ def _scatter_lengths(figure: Figure, axes: Axes, points: np.ndarray, lengths: np
 
 
 def _scatter_groups(axes: Axes, points: np.ndarray, groups: np.ndarray) -> None:
-    frequent = Counter(filter(None, groups.tolist())).most_common(len(GROUP_COLOURS))
+    frequent = Counter(filter(None, groups.tolist())).most_common(len(COLOURS))
     common = [name for name, _ in frequent]
     chosen = [~np.isin(groups, common), *(groups == name for name in common)]
-    for name, colour, mask in zip(["others", *common], ["0.85", *GROUP_COLOURS], chosen, strict=False):
+    for name, colour, mask in zip(["others", *common], ["0.85", *COLOURS], chosen, strict=False):
         if mask.any():
             x, y = points[mask].T
             dots = _dots(len(points) if name == "others" else mask.sum())
@@ -250,30 +246,6 @@ def _scatter_groups(axes: Axes, points: np.ndarray, groups: np.ndarray) -> None:
 def _dots(count: int) -> dict[str, Any]:
     """Return size and look of points: smaller the more there are."""
     return {"s": float(np.clip(9000 / count, 6, 24)), "linewidths": 0}
-
-
-def _new_figure(title: str) -> tuple[Figure, Axes]:
-    """Return an empty figure, drawn by Agg: no display is needed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_SIZE, dpi=_DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    axes.grid(color="0.92")
-    axes.set_title(title, loc="left", fontsize=11)
-    return figure, axes
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format its name says; it appears only when it is whole."""
-    from protperf.formats.commit import commit_bytes
-
-    image = io.BytesIO()
-    figure.savefig(image, format=path.suffix[1:])
-    commit_bytes(path, image.getvalue())
 
 
 def check_output(path: Path, *, force: bool) -> None:

@@ -38,10 +38,20 @@ def ways(kinds: tuple[str, ...]) -> list[object]:
     return found
 
 
+def costly_ways(kinds: tuple[str, ...]) -> list[object]:
+    """Return the same as `ways`, most of them for slow runs only."""
+    quick = {f"{kind} {layout}" for kind in (*IN_EVERY_QUICK_RUN, "elu") for layout in LAYOUTS}
+    names = [f"{kind} {layout}" for kind in kinds for layout in LAYOUTS]
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
+
+
 every_kind = pytest.mark.parametrize("kind", ways(ATTENTIONS))
 every_model_kind = pytest.mark.parametrize("kind", ATTENTIONS)
 every_kind_at_any_norm = pytest.mark.parametrize("kind", ways(ANY_NORM))
 every_linear_kind = pytest.mark.parametrize("kind", ways(tuple(k for k in ATTENTIONS if k != "softmax")))
+every_linear_kind_at_length = pytest.mark.parametrize(
+    "kind", costly_ways(tuple(k for k in ATTENTIONS if k != "softmax"))
+)
 every_layout_of_favor = pytest.mark.parametrize("kind", ways(("favor",)))
 every_underflowing_kind = pytest.mark.parametrize("kind", ways(("favor", "favor_hyperbolic")))
 both_directions = pytest.mark.parametrize("causal", DIRECTIONS)

@@ -11,6 +11,7 @@ from attention_cases import (
     causal_denominators,
     documents_of,
     every_linear_kind,
+    every_linear_kind_at_length,
     every_underflowing_kind,
     gaussian_projection,
     gradients,
@@ -54,7 +55,7 @@ def in_pieces(
 
 
 @pytest.mark.parametrize("layout", [None, (1, 40, EDGE - 41, 60, 1, 111), (-10, 50, -3, 237)], ids=str)
-@every_linear_kind
+@every_linear_kind_at_length
 def test_token_by_token_equals_the_parallel_form(kind: str, layout: tuple[int, ...] | None):
     documents = None if layout is None else documents_of(*layout)
     qkv = random_qkv(300)
@@ -104,7 +105,7 @@ def test_gradients_flow_through_the_state(kind: str, lengths: list[int], layout:
 
 
 @pytest.mark.parametrize("layout", [(7,), (2, 3, 2)], ids=str)
-@every_linear_kind
+@every_linear_kind_at_length
 def test_gradients_through_the_state_are_the_derivatives(kind: str, layout: tuple[int, ...]):
     documents = documents_of(*layout)
     projection = gaussian_projection(5, 3).double()

@@ -14,7 +14,7 @@ FLOORS = (
     "formats",
     "attention batches metrics devices",
     "model objectives optim",
-    "data task callbacks checkpoint loggers",
+    "data task callbacks checkpoint loggers figures",
     "train evaluate embed score generate convert bench maps plot",
     "cli",
     "__main__",

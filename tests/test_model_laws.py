@@ -207,3 +207,22 @@ def test_another_process_evaluates_a_saved_model_to_the_same_bits(kind: str, tmp
     with torch.no_grad():
         here = model(tokens)
     assert torch.equal(here, torch.load(tmp_path / "out.pt", weights_only=True))
+
+
+@pytest.mark.parametrize("kind", ["favor", "relu"])
+@both_directions
+def test_a_long_protein_is_the_same_on_many_threads_in_inference_mode(kind: str, causal: bool):
+    model, tokens, threads = (
+        small_model(kind, causal=causal),
+        residues(1, 2**14 + 100),
+        torch.get_num_threads(),
+    )
+    results = []
+    try:
+        for count in (1, 4):
+            torch.set_num_threads(count)
+            with torch.inference_mode():
+                results.append(model(tokens))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(*results, **TOLERANCE)

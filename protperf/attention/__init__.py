@@ -85,6 +85,7 @@ def attend(
     Returns:
         `(B, H, L, K)`, zero at padding.
     """
+    _check_shapes(q, k, v, documents)
     if not v.numel():
         return torch.zeros_like(v)
     with torch.autocast(q.device.type, enabled=False):
@@ -129,6 +130,7 @@ def attend_onward(
     Returns:
         `(B, H, L, K)` and the state, whose size does not depend on how much was read.
     """
+    _check_shapes(q, k, v, documents)
     with torch.autocast(q.device.type, enabled=False):
         feature_map = _feature_map(q, kind, projection, pair_square)
         if layout is None:
@@ -175,6 +177,13 @@ def attention_rows(
         return feature_attention_rows(q, k, feature_map, documents, rows, causal=causal)
 
 
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> None:
+    assert q.shape == k.shape, f"q {tuple(q.shape)}, k {tuple(k.shape)}"
+    assert q.shape[:3] == v.shape[:3], f"q {tuple(q.shape)}, v {tuple(v.shape)}"
+    places = (q.shape[0], q.shape[2])
+    assert documents is None or documents.shape == places, f"documents {tuple(documents.shape)}, not {places}"
+
+
 def _without_padding(
     q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,7 +195,13 @@ def _without_padding(
 
 
 def _feature_map(q: Tensor, kind: str, projection: Tensor | None, pair_square: Tensor | None) -> FeatureMap:
-    """Return the feature map of a kind, for heads as wide as those of `q` and on their device."""
+    """Return the feature map of a kind, for heads as wide as those of `q` and on their device.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    if kind not in FEATURE_MAPS:
+        raise ValueError(f"attention {kind!r} has no feature map; allowed: {', '.join(FEATURE_MAPS)}")
     feature_map = FEATURE_MAPS[kind](projection, head_dim=q.shape[-1], pair_square=pair_square)
     return replace(feature_map, weights=feature_map.weights.to(q.device))
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from protperf.attention import blocked_bidirectional as bidirectional
 from protperf.attention import blocked_causal as causal_form
 from protperf.attention.blocks import ROWS, BlockFeatures, Scratch
-from protperf.attention.exact_rows import UNDERFLOW, add_row_gradients, replace_rows
+from protperf.attention.exact_rows import UNDERFLOW, RowGradients, add_row_gradients, replace_rows
 from protperf.attention.features import FeatureMap
 from protperf.attention.spans import SPAN, Start
 from protperf.attention.state import CausalState
 
-_Kept = tuple[Tensor, Tensor, Tensor, Tensor]
+_Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def blocked_attention(
@@ -80,13 +80,14 @@ def _attention(
     sums: Tensor | None,
     peak: Tensor | None,
     document: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return attention in the type of `v`, what is kept, and attention as it was before it was rounded, if it was."""
     features = BlockFeatures(
         weights, bias, nonlinearity=nonlinearity, half_square=half_square, scratch=Scratch(weights.dtype)
     )
     if not causal:
         out, kept = bidirectional.bidirectional_forward(q, k, v, documents, features, rows=rows)
-        return out, *kept
+        return _rounded(out, v), *kept, _unrounded(out, v)
     state = _state(sums, peak, document)
     out, kept_states = causal_form.causal_forward(
         q, k, v, documents, features, start=_start(state), rows=rows
@@ -97,7 +98,16 @@ def _attention(
         if low.any():
             replace_rows(out, low, q, k, v, documents, features.feature_map, state)
             denominators.masked_fill_(low, torch.inf)  # the blocks give such rows no gradient
-    return out, *kept_states
+    return _rounded(out, v), *kept_states, _unrounded(out, v)
+
+
+def _rounded(out: Tensor, v: Tensor) -> Tensor:
+    return out.to(v.dtype)
+
+
+def _unrounded(out: Tensor, v: Tensor) -> Tensor:
+    """Return what the backward pass needs in full precision: nothing if the result is in full precision itself."""
+    return out.new_empty(0) if out.dtype == v.dtype else out
 
 
 @_attention.register_fake
@@ -115,7 +125,7 @@ def _attention_fake(
     sums: Tensor | None,
     peak: Tensor | None,
     document: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, heads, length, width = v.shape
     if causal:
         places = batch * (length // SPAN)
@@ -128,6 +138,7 @@ def _attention_fake(
         weights.new_empty(batch, heads, length),
         weights.new_empty(places, heads, weights.shape[1], width + 1),
         weights.new_empty(shift),
+        weights.new_empty(0 if weights.dtype == v.dtype else v.shape),
     )
 
 
@@ -172,7 +183,7 @@ def _attention_backward(
     low = denominators.isinf()
     if features.is_exponential and low.any():
         add_row_gradients(
-            (d_q, d_k, d_v, d_sums), d_out, low, q, k, v, documents, features.feature_map, state
+            RowGradients(d_q, d_k, d_v, d_sums), d_out, low, q, k, v, documents, features.feature_map, state
         )
     return d_q, d_k, d_v, weights.new_empty(0) if d_sums is None else d_sums
 
@@ -202,9 +213,11 @@ def _attention_backward_fake(
     return d_q, d_k, d_v, weights.new_empty(0) if sums is None else sums.new_empty(sums.shape)
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: _Kept) -> None:
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: _Results) -> None:
     q, k, v, documents, weights, bias, *choices, sums, peak, document = inputs
-    ctx.save_for_backward(*output, q, k, v, documents, weights, bias, sums, peak, document)
+    out, *kept, unrounded = output
+    out = unrounded if unrounded.numel() else out
+    ctx.save_for_backward(out, *kept, q, k, v, documents, weights, bias, sums, peak, document)
     ctx.choices = choices
 
 

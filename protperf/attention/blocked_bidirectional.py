@@ -65,7 +65,7 @@ class Block(NamedTuple):
 def bidirectional_forward(
     q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, features: BlockFeatures, *, rows: int
 ) -> tuple[Tensor, Kept]:
-    """Return attention `(B, H, L, K)` in the type of `v`, zero at padding, and what the backward pass needs.
+    """Return attention `(B, H, L, K)` in the type of the features, zero at padding, and what the backward pass needs.
 
     Args:
         q: `(B, H, L, K)`.
@@ -76,7 +76,7 @@ def bidirectional_forward(
         rows: rows of a block over all its heads.
     """
     batch, heads, length, width = v.shape
-    out = empty_result(v, documents)
+    out = empty_result(v, documents, dtype=features.bias.dtype)
     kept_from = rows_of_kept(features.bias.shape[1], rows)
     num_kept = batch * most_kept(length, kept_from, is_packed=documents is not None)
     kept = Kept(

@@ -89,7 +89,7 @@ def causal_forward(
     start: Start | None,
     rows: int,
 ) -> tuple[Tensor, Kept]:
-    """Return attention `(B, H, L, K)` in the type of `v`, zero at padding, and what the backward pass needs.
+    """Return attention `(B, H, L, K)` in the type of the features, zero at padding, and what the backward pass needs.
 
     Args:
         q: `(B, H, L, K)`.
@@ -101,7 +101,7 @@ def causal_forward(
         rows: rows of a block over all its heads.
     """
     batch, heads, length, width = v.shape
-    out = empty_result(v, documents)
+    out = empty_result(v, documents, dtype=features.bias.dtype)
     kept = Kept(
         features.bias.new_ones(batch, heads, length),
         features.bias.new_empty(batch * (length // SPAN), *features.bias.shape, width + 1),

@@ -118,9 +118,9 @@ def document_runs(documents: Tensor | None, batch: int, length: int) -> list[tup
     return runs
 
 
-def empty_result(like: Tensor, documents: Tensor | None) -> Tensor:
+def empty_result(like: Tensor, documents: Tensor | None, *, dtype: torch.dtype | None = None) -> Tensor:
     """Return a contiguous tensor like `like (B, H, L, K)`, zero at padding and arbitrary elsewhere."""
-    result = torch.empty_like(like, memory_format=torch.contiguous_format)
+    result = torch.empty_like(like, dtype=dtype, memory_format=torch.contiguous_format)
     if documents is not None and documents.eq(PADDING_DOCUMENT).any():
         result.masked_fill_(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0)
     return result
@@ -149,13 +149,13 @@ class Scratch:
             view = self._views[name, shape] = buffer[:size].view(shape)
         return view
 
-    def extended(self, name: str, x: Tensor, *columns: float, rows: int | None = None) -> Tensor:
+    def extended(self, name: str, x: Tensor, *columns: float, rows: int) -> Tensor:
         """Copy `x (H, R, K)` into the buffer `name` with constant columns behind it; more rows than R become zero.
 
         A buffer is always given the same columns; who changes one writes it anew after each call.
         """
         heads, count, width = x.shape
-        shape = (heads, rows or count, width + len(columns))
+        shape = (heads, rows, width + len(columns))
         out = self.take(name, *shape)
         if count == shape[1] and self._whole.get(name) == shape:
             out[..., :width] = x

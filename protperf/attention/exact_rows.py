@@ -62,7 +62,7 @@ def replace_rows(
 
 
 def add_row_gradients(
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    gradients: RowGradients,
     d_out: Tensor,
     low: Tensor,
     q: Tensor,
@@ -75,7 +75,7 @@ def add_row_gradients(
     """Add what the rows marked in `low` owe to the gradients of q, k, v and the state's sums.
 
     Args:
-        gradients: `(B, H, L, K)` each, and `(B, H, F, V)` or `None`; changed in place.
+        gradients: changed in place.
         d_out: gradient of the output, `(B, H, L, K)`; only marked rows are read.
         low: as in `replace_rows`.
         q: as there.
@@ -85,7 +85,6 @@ def add_row_gradients(
         feature_map: as there.
         state: as there.
     """
-    d_q, d_k, d_v, d_sums = gradients
     for block in _blocks(low, documents, state):
         forms = _forms(block, q, k, v, feature_map)
         given = _full(block.of(d_out)[block.rows]).to(forms.weights.dtype)
@@ -98,16 +97,44 @@ def add_row_gradients(
         if block.state is not None:
             d_log_q = d_log_q + d_logits[:, num_keys:]
             share = forms.weights[:, num_keys:] / block.state.sums[:, -1].double().clamp_min(_SMALLEST)
-            assert d_sums is not None
+            assert gradients.sums is not None
             owed = share.mT @ torch.cat((given, -surplus), dim=-1)
-            d_sums[block.b, block.h] += owed.to(d_sums.dtype)
+            gradients.sums[block.b, block.h] += owed.to(gradients.sums.dtype)
         weights = _of_head(feature_map.weights, block.h, 2).to(d_log_q.dtype)
-        block.of(d_q)[block.rows] += (d_log_q @ weights)[: block.num_rows].to(d_q.dtype)
+        block.of(gradients.q)[block.rows] += (d_log_q @ weights)[: block.num_rows].to(gradients.q.dtype)
         keys = slice(block.start, block.stop)
         own = block.of(k)[keys].to(d_log_k.dtype)
         moved = d_log_k @ weights + feature_map.half_square * own * d_log_k.sum(-1, keepdim=True)
-        block.of(d_k)[keys] += moved.to(d_k.dtype)
-        block.of(d_v)[keys] += (forms.weights[:, :num_keys].mT @ given).to(d_v.dtype)
+        block.of(gradients.k)[keys] += moved.to(gradients.k.dtype)
+        block.of(gradients.v)[keys] += (forms.weights[:, :num_keys].mT @ given).to(gradients.v.dtype)
+
+        if gradients.weights is not None:
+            assert gradients.bias is not None
+            queries = _full(block.of(q)[block.rows]).to(d_log_q.dtype)
+            gradients.weights[block.h] += (d_log_q.mT @ queries + d_log_k.mT @ own).to(
+                gradients.weights.dtype
+            )
+            gradients.bias[block.h] += (d_log_q.sum(0) + d_log_k.sum(0)).to(gradients.bias.dtype)
+
+
+class RowGradients(NamedTuple):
+    """Gradients that `add_row_gradients` adds to.
+
+    Attributes:
+        q: `(B, H, L, K)`.
+        k: `(B, H, L, K)`.
+        v: `(B, H, L, K)`.
+        sums: `(B, H, F, V)`, or `None` without a state.
+        weights: `(H, F, K)`, or `None` if the feature map is given.
+        bias: `(H, F)`, with `weights`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sums: Tensor | None
+    weights: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def _feature_gradients(forms: _Forms, d_pairs: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,8 +241,8 @@ def with_exact_rows(
     as in `replace_rows`.
     """
     heads, dtype = q.shape[1], denominators.dtype
-    weights = feature_map.weights.detach().to(dtype)
-    bias = weights.new_zeros(weights.shape[:-1]) if feature_map.bias is None else feature_map.bias.detach()
+    weights = feature_map.weights.to(dtype)
+    bias = weights.new_zeros(weights.shape[:-1]) if feature_map.bias is None else feature_map.bias
     return _with_exact_rows(
         out,
         denominators,
@@ -266,14 +293,16 @@ def _with_exact_rows_backward(
     sums: Tensor,
     peak: Tensor,
     document: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    gradients = (torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(sums))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    gradients = [torch.zeros_like(x) for x in (q, k, v, sums)]
+    gradients += [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (weights, bias)]
     low = denominators < UNDERFLOW
     if low.any():
         feature_map = FeatureMap(weights, bias, "exp", half_square)
         state = CausalState(sums, peak, document)
-        add_row_gradients(gradients, d_out, low, q, k, v, documents, feature_map, state)
-    return gradients
+        add_row_gradients(RowGradients(*gradients), d_out, low, q, k, v, documents, feature_map, state)
+    d_q, d_k, d_v, d_sums, d_weights, d_bias = gradients
+    return d_q, d_k, d_v, d_sums, d_weights, d_bias
 
 
 @_with_exact_rows.register_fake
@@ -284,8 +313,11 @@ def _with_exact_rows_fake(out: Tensor, *inputs: Any) -> Tensor:
 @_with_exact_rows_backward.register_fake
 def _with_exact_rows_backward_fake(
     d_out: Tensor, denominators: Tensor, q: Tensor, k: Tensor, v: Tensor, *inputs: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(inputs[4])
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _, weights, bias, _, sums, *_ = inputs
+    d_weights, d_bias = weights.new_empty(weights.shape), bias.new_empty(bias.shape)
+    like = torch.empty_like
+    return like(q), like(k), like(v), like(sums), d_weights, d_bias
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -296,10 +328,11 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     *kept, sums, peak, document = ctx.saved_tensors
-    d_q, d_k, d_v, d_sums = _with_exact_rows_backward(d_out, *kept, ctx.half_square, sums, peak, document)
+    rows = _with_exact_rows_backward(d_out, *kept, ctx.half_square, sums, peak, document)
+    d_q, d_k, d_v, d_sums, d_weights, d_bias = rows
     low = kept[0] < UNDERFLOW
     d_passed = d_out.masked_fill(low.unsqueeze(-1), 0.0)
-    return d_passed, None, d_q, d_k, d_v, None, None, None, None, d_sums, None, None
+    return d_passed, None, d_q, d_k, d_v, None, d_weights, d_bias, None, d_sums, None, None
 
 
 _with_exact_rows.register_autograd(_backward, setup_context=_keep_for_backward)

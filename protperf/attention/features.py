@@ -222,8 +222,8 @@ def relu_unprojected(
 def elu(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None = None) -> FeatureMap:
     """Features of the linear transformer, x_f + 1 above zero and exp(x_f) below: K positive features.
 
-    A kernel of its own, not an estimate of softmax, at home at any norm.
-
+    A kernel of its own, not an estimate of softmax, at home at any norm but where all entries of queries and keys together
+    are below -87, whose weights float32 cannot hold.
     Source: Katharopoulos et al. 2020, Eq. 7, arXiv:2006.16236.
 
     Args:

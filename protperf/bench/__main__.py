@@ -76,7 +76,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "protperf bench",
         description="Measure attention and models on this machine. Within a table all contestants take turns in one run "
-        "and medians count, so ratios hold on a busy machine, too. OMP_NUM_THREADS sets the number of threads.",
+        "and medians count; measure on a quiet machine all the same. OMP_NUM_THREADS sets the number of threads.",
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="attention|error|model")
     _add_attention(commands)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protperf.figures import COLOURS, new_figure, save_figure
+
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f3c8d", "#8b5a2b")
 REFERENCES = ("SDPA", "X line", "uniform attention")
 """Drawn in black: what the others are compared with."""
 
 _SIZE = (8.0, 4.5)  # inches
-_DOTS_PER_INCH = 150
 _REFERENCE_DASHES = ("solid", "dotted", "dashed")
 _DASHES = ("solid", (0, (4, 2)), (0, (1, 1.5)))
 
@@ -32,7 +30,7 @@ def draw_lines(series: Mapping[str, Sequence[tuple[float, float]]], *, title: st
         x: label.
         y: label.
     """
-    figure, axes = _new_figure(title)
+    figure, axes = new_figure(title, size=_SIZE)
     groups = dict.fromkeys(name.partition(", ")[0] for name in series)
     coloured = [group for group in groups if group not in REFERENCES]
     variants: dict[str, int] = {}
@@ -57,7 +55,7 @@ def draw_lines(series: Mapping[str, Sequence[tuple[float, float]]], *, title: st
 
 def draw_bars(values: Mapping[str, float], *, title: str, x: str) -> Figure:
     """Draw a horizontal bar for each value, the first at the top."""
-    figure, axes = _new_figure(title)
+    figure, axes = new_figure(title, size=_SIZE)
     colours = ["0.3" if name in REFERENCES else COLOURS[0] for name in values]
     bars = axes.barh(list(values), list(values.values()), color=colours)
     axes.bar_label(bars, fmt=" {:,.3g}", fontsize=9)
@@ -69,28 +67,8 @@ def draw_bars(values: Mapping[str, float], *, title: str, x: str) -> Figure:
 
 def save(figures: Mapping[str, Figure], folder: Path) -> list[Path]:
     """Write figures as PNG files, each of which appears only when it is whole; return their paths."""
-    from protperf.formats.commit import commit_bytes
-
-    paths = []
     folder.mkdir(exist_ok=True)
-    for name, figure in figures.items():
-        image = io.BytesIO()
-        figure.savefig(image, format="png")
-        paths.append(folder / f"{name}.png")
-        commit_bytes(paths[-1], image.getvalue())
+    paths = [folder / f"{name}.png" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        save_figure(figure, path)
     return paths
-
-
-def _new_figure(title: str) -> tuple[Figure, Axes]:
-    """Return an empty figure, drawn by Agg: no display is needed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=_SIZE, dpi=_DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    axes.grid(color="0.92")
-    axes.set_title(title, loc="left", fontsize=11)
-    return figure, axes
