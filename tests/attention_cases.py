@@ -52,6 +52,7 @@ every_linear_kind = pytest.mark.parametrize("kind", ways(tuple(k for k in ATTENT
 every_linear_kind_at_length = pytest.mark.parametrize(
     "kind", costly_ways(tuple(k for k in ATTENTIONS if k != "softmax"))
 )
+every_kind_of_form = pytest.mark.parametrize("kind", ways((*IN_EVERY_QUICK_RUN, "softmax")))
 every_layout_of_favor = pytest.mark.parametrize("kind", ways(("favor",)))
 every_underflowing_kind = pytest.mark.parametrize("kind", ways(("favor", "favor_hyperbolic")))
 both_directions = pytest.mark.parametrize("causal", DIRECTIONS)

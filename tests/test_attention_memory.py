@@ -41,7 +41,7 @@ def extra_memory(
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["one document", "packed"])
-@pytest.mark.parametrize("kind", LINEAR)
+@pytest.mark.parametrize("kind", ["favor", "relu"])
 @both_directions
 def test_extra_memory_of_blocks_grows_no_faster_than_length(kind: str, causal: bool, is_packed: bool):
     choice = {"causal": causal, "layout": "blocked"}
@@ -56,6 +56,8 @@ def test_extra_memory_of_blocks_grows_no_faster_than_length(kind: str, causal: b
 @pytest.mark.parametrize("kind", LINEAR)
 @both_directions
 def test_extra_memory_of_blocks_is_far_below_that_of_kept_features(kind: str, causal: bool, is_packed: bool):
+    if is_packed and kind not in ("favor", "relu"):
+        pytest.skip("packed documents take the same blocks whatever the kind")
     documents = packed(8192) if is_packed else None
     extra = extra_memory(kind, 8192, causal=causal, layout="blocked", documents=documents)
     feature_map = FEATURE_MAPS[kind](PROJECTION, head_dim=WIDTH)
