@@ -25,7 +25,7 @@ ANY_NORM = tuple(kind for kind in ATTENTIONS if kind != "trig")
 """Kinds for any input: the rows of `trig` may sum to zero at large norms."""
 
 IN_EVERY_QUICK_RUN = ("favor", "relu", "trig")
-"""One kind for each way a batched form may go: peaks a feature, none, peaks a row."""
+"""One kind for each way that a form may go: peaks a feature, none, peaks a row; the others are in slow runs only."""
 
 
 def ways(kinds: tuple[str, ...]) -> list[object]:
@@ -33,14 +33,14 @@ def ways(kinds: tuple[str, ...]) -> list[object]:
     found: list[object] = [kind for kind in kinds if kind == "softmax"]
     for kind in kinds:
         for layout in LAYOUTS if kind != "softmax" else ():
-            quick = layout == "blocked" or kind in IN_EVERY_QUICK_RUN
+            quick = kind in IN_EVERY_QUICK_RUN
             found.append(pytest.param(f"{kind} {layout}", marks=[] if quick else pytest.mark.slow))
     return found
 
 
 def costly_ways(kinds: tuple[str, ...]) -> list[object]:
     """Return the same as `ways`, most of them for slow runs only."""
-    quick = {f"{kind} {layout}" for kind in (*IN_EVERY_QUICK_RUN, "elu") for layout in LAYOUTS}
+    quick = {f"{kind} blocked" for kind in IN_EVERY_QUICK_RUN}
     names = [f"{kind} {layout}" for kind in kinds for layout in LAYOUTS]
     return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
 
