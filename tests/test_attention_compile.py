@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -25,9 +26,21 @@ from protperf.vocab import VOCABULARY
 LENGTHS = (64, 100, 600, 33, 257)
 PROJECTION = gaussian_projection(256)  # enough for signed kinds
 
-QUICK = ("favor", "relu", "softmax")
-KINDS = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in ATTENTIONS]
-every_layout = pytest.mark.parametrize("layout", ["blocked", pytest.param("batched", marks=pytest.mark.slow)])
+QUICK = ("favor blocked", "relu blocked", "softmax")
+BATCHED = ("favor batched", "relu batched")
+"""Half a minute a case: with documents, or without and bidirectional, where there are no chunks."""
+
+
+def cases() -> list[object]:
+    """Return (kind and layout, causal, packed) of all that is compiled."""
+    found = []
+    for causal, is_packed in product((False, True), repeat=2):
+        ways = [kind if kind == "softmax" else f"{kind} blocked" for kind in ATTENTIONS]
+        ways += BATCHED if is_packed or not causal else ()
+        for way in ways:
+            marks = [] if way in QUICK else pytest.mark.slow
+            found.append(pytest.param(way, causal, is_packed, marks=marks))
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -44,17 +57,10 @@ def packed(length: int) -> Tensor:
     return torch.randint(-1, 4, (2, length), generator=generator).sort(-1).values.int()
 
 
-@pytest.mark.parametrize("is_packed", [False, True], ids=["one document", "packed"])
-@pytest.mark.parametrize("kind", KINDS)
-@every_layout
-@both_directions
+@pytest.mark.parametrize(("way", "causal", "is_packed"), cases())
 def test_compiled_attention_is_one_graph_equal_to_eager_at_five_lengths(
-    kind: str, layout: str, causal: bool, is_packed: bool
+    way: str, causal: bool, is_packed: bool
 ):
-    if layout == "batched" and (kind not in ("favor", "relu") or (causal and not is_packed)):
-        pytest.skip("it takes half a minute, and the batched form goes the same ways")
-    way = kind if kind == "softmax" else f"{kind} {layout}"
-
     def compute(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
         return attend(q, k, v, documents, kind=way, causal=causal, projection=PROJECTION)
 
