@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -18,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from protperf.batches import Batch, documents_of
+from protperf.formats.sizes import peak_memory_bytes
 from protperf.metrics import TokenMetrics
 from protperf.model import ProteinModel, QueryKeySums
 
@@ -207,5 +206,4 @@ def peak_memory_gib(device: torch.device) -> float:
     """Return the most memory held so far, in GiB: of the GPU if there is one, else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    per_unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * per_unit / 2**30
+    return peak_memory_bytes() / 2**30

@@ -86,7 +86,8 @@ class SplitStats:
         residues: number of residues.
         tokens: residues and the `<bos>` and `<eos>` of each protein; padding is not counted.
         windows: number of windows.
-        length_histogram: number of proteins by length in residues: `"256"` counts the lengths 256 to 511.
+        length_histogram: number of proteins by length in residues, four bins an octave: a key is the lowest length of
+            its bin, one of the distinct values of `ceil(2 ** (i / 4))`; the bin ends before the next of them.
     """
 
     sequences: int
@@ -108,9 +109,16 @@ class RecordCounts:
         repaired: what the reader dropped or replaced in accepted records, by kind.
         too_short: accepted records dropped for `min_length`.
         too_long: accepted records dropped for `max_length`.
+        too_many_x: accepted records dropped for `max_x`.
+        fragments: accepted records dropped because their header calls them fragments.
+        evidence: accepted records dropped for their level of protein existence, or because they name none.
+        taxon: accepted records dropped for their taxon, or because they name none.
+        not_representative: accepted records dropped because another member represents their cluster.
         duplicates: accepted records dropped because the same sequence was there already.
         outside_clusters: records the cluster table does not name, split by their own sequence.
         split_conflicts: sequences met under two splits and kept in one.
+        tail_sequences: proteins of which nothing is left because the last window of a shard was dropped.
+        tail_residues: residues in dropped last windows.
     """
 
     records: int
@@ -123,6 +131,13 @@ class RecordCounts:
     duplicates: int
     outside_clusters: int
     split_conflicts: int
+    too_many_x: int = 0
+    fragments: int = 0
+    evidence: int = 0
+    taxon: int = 0
+    not_representative: int = 0
+    tail_sequences: int = 0
+    tail_residues: int = 0
 
 
 @dataclass(frozen=True)
@@ -258,5 +273,5 @@ def _parse(data: dict[str, Any]) -> Manifest:
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Return `cls` from the keys of `data` that are its fields; a missing key is a `KeyError`."""
-    return cls(**{each.name: data[each.name] for each in dataclasses.fields(cls)})  # type: ignore[arg-type]
+    """Return `cls` from the keys of `data` that are its fields; a missing one without a default is a `TypeError`."""
+    return cls(**{each.name: data[each.name] for each in dataclasses.fields(cls) if each.name in data})  # type: ignore[arg-type]

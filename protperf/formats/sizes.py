@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import resource
+import sys
 from pathlib import Path
 
 from protperf.formats.streams import COMPRESSIONS
@@ -44,3 +47,13 @@ def in_units(num_bytes: float) -> str:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.3g} TB"
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process has held so far, in bytes."""
+    try:  # not ru_maxrss where this is known: a new process starts with that of the one that forked it
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        per_unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * per_unit
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
