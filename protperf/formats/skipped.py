@@ -1,18 +1,62 @@
-"""The list of left-out records of a command that also leaves records out after they were read."""
+"""The list of left-out records, a TSV file."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from protperf.formats.commit import sync_folder
-from protperf.formats.fasta import SkippedTable
 from protperf.formats.records import Skipped, escaped
 
 
+class SkippedTable:
+    """A TSV file with one row for each left-out record; it appears only when the whole reading succeeded.
+
+    Columns: file, line (or entry number), id, column (empty where the whole record is meant), reason, found. Text is
+    UTF-8 with control characters escaped. With no row there is no file.
+    """
+
+    COLUMNS = ("file", "line", "id", "column", "reason", "found")
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._path = Path(path) if path is not None else None
+        self._partial = self._path and self._path.with_name(self._path.name + ".partial")
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> SkippedTable:
+        """Start; the file is made with the first row."""
+        return self
+
+    def write(self, skipped: Skipped) -> None:
+        """Add a row."""
+        if self._partial is None:
+            return
+        if self._file is None:
+            self._partial.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._partial, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+            self._file.write("\t".join(self.COLUMNS) + "\n")
+        column = "" if skipped.column is None else skipped.column
+        row = (skipped.path, skipped.line, skipped.id, column, skipped.reason, skipped.found)
+        self._file.write("\t".join(escaped(str(cell)) for cell in row) + "\n")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Rename the file when all went well, else remove it."""
+        if self._file is not None and self._path and self._partial:
+            self._file.close()
+            if kind is None:
+                os.replace(self._partial, self._path)
+            else:
+                self._partial.unlink()
+        elif kind is None and self._path:
+            self._path.unlink(missing_ok=True)
+
+
 class SkippedList:
-    """A TSV file with the reader's rows, then those added here; the columns are those of `SkippedTable`.
+    """The list of a command that also leaves records out after they were read: the reader's rows, then its own.
 
     A context manager: leaving it without an error publishes the file (or removes an old one, if nothing was left out),
     with an error nothing is left of it.
