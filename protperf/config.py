@@ -174,6 +174,12 @@ class DataConfig:
 
     path: str = "???"
     """The folder that `protperf prepare` wrote."""
+    more_paths: tuple[str, ...] = ()
+    """Other such folders, whose training windows are mixed in; validation sets are those of `path` alone."""
+    weights: tuple[float, ...] = ()
+    """Shares of the training windows, one number for `path` and each of `more_paths`; empty: by their windows."""
+    context_length: int = 0
+    """Tokens that the model sees at once; must divide the folder's window, which is cut into such; 0: the whole window."""
     batch_size: int = 8
     """Windows in one batch of one rank."""
     num_workers: int = 2
@@ -190,10 +196,28 @@ class DataConfig:
         _check_range(self, "batch_size", 1)
         _check_range(self, "num_workers", 0)
         _check_range(self, "valid_windows", 0)
+        _check_range(self, "context_length", 0)
+        self._check_mix()
         if not self.valid_sets or len(set(self.valid_sets)) < len(self.valid_sets):
             raise ValueError(
                 f"DataConfig.valid_sets is {list(self.valid_sets)}; allowed: at least one split, each named once"
             )
+
+    def _check_mix(self) -> None:
+        """Refuse weights that do not fit the folders."""
+        paths = [self.path, *self.more_paths]
+        if len(set(paths)) < len(paths):
+            raise ValueError(
+                f"DataConfig.more_paths is {list(self.more_paths)}, with path {self.path!r}; allowed: each folder once, "
+                "weights say how much is read of it"
+            )
+        if self.weights and len(self.weights) != len(paths):
+            raise ValueError(
+                f"DataConfig.weights is {list(self.weights)}; allowed: none, or {len(paths)}, one for path and each of "
+                "more_paths"
+            )
+        if not all(0 < weight < float("inf") for weight in self.weights):
+            raise ValueError(f"DataConfig.weights is {list(self.weights)}; allowed: numbers above 0")
 
 
 @dataclass(frozen=True)

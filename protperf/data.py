@@ -1,11 +1,12 @@
-"""Windows from shards to batches: which window a rank reads when, and the question made of it.
+"""Windows from shards to batches: which window of which dataset a rank reads when, and the question made of it.
 
-Axis letters: `B` batch, `W` window length in tokens.
+Axis letters: `B` batch, `N` samples, `W` window length in tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,36 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from protperf.batches import Batch, permuted
 from protperf.config import DataConfig, ObjectiveConfig
+from protperf.formats import FormatError
+from protperf.formats.joined_shards import JoinedShards
+from protperf.formats.open_files import OpenFiles
 from protperf.formats.shards import ShardSet
 from protperf.objectives import EVALUATION_EPOCH, ask, question_generator
 
 WindowKey = tuple[int, int]
-"""(epoch, window): all that a question depends on besides the seed."""
+"""(epoch, window): all that a question depends on besides the seed. Windows of mixed datasets are numbered through."""
+
+MIX_BLOCK = 1 << 16
+"""Samples in which each dataset of a mix has exactly its share."""
+_MIX_STREAM = 1 << 62
+"""Keeps the draws of a mix apart from those of an epoch's order."""
+_KEYS_AT_ONCE = 128
+"""Keys that are drawn together: an array of few numbers costs as much as one of hundreds."""
 
 
-class QuestionDataset(Dataset[tuple[np.ndarray, np.ndarray]]):
-    """Turns a `WindowKey` into a question: shown inputs and targets, uint8 `(W,)` each.
+class ReadingError(FormatError):
+    """What was wrong with a dataset while it was read, in one line.
+
+    Where a worker process raises it, torch builds it again from the text of the whole traceback: all but the
+    message, which comes last, is dropped.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.rpartition(f"{type(self).__name__}: ")[2].strip())
+
+
+class QuestionDataset(Dataset[Batch]):
+    """Turns the keys of a batch into its questions.
 
     Args:
         shards: the windows of one split.
@@ -33,28 +55,105 @@ class QuestionDataset(Dataset[tuple[np.ndarray, np.ndarray]]):
         evaluation: whether answers are compared with floors.
     """
 
-    def __init__(self, shards: ShardSet, objective: ObjectiveConfig, *, seed: int, evaluation: bool) -> None:
+    def __init__(
+        self, shards: ShardSet | JoinedShards, objective: ObjectiveConfig, *, seed: int, evaluation: bool
+    ) -> None:
         self.shards = shards
         self.objective = objective
         self.seed = seed
         self.evaluation = evaluation
 
-    def __getitem__(self, key: WindowKey) -> tuple[np.ndarray, np.ndarray]:
-        """Return the question of one window in one epoch."""
-        epoch, window = key
-        generator = question_generator(self.seed, epoch=epoch, window=window)
-        return ask(self.shards.read(window), self.objective, generator, evaluation=self.evaluation)
+    def __getitem__(self, keys: Sequence[WindowKey]) -> Batch:
+        """Return the questions of some windows, each in its epoch: uint8 `(B, W)`, widened only on the device.
+
+        Raises:
+            ReadingError: a shard is damaged or cannot be read.
+        """
+        try:
+            rows = self.shards.read_many([window for _, window in keys])
+        except (ValueError, OSError) as error:
+            raise ReadingError(str(error)) from error
+        inputs, targets = np.empty_like(rows), np.empty_like(rows)
+        for place, (epoch, window) in enumerate(keys):
+            generator = question_generator(self.seed, epoch=epoch, window=window)
+            inputs[place], targets[place] = ask(
+                rows[place], self.objective, generator, evaluation=self.evaluation
+            )
+        return SentBatch(torch.from_numpy(inputs), torch.from_numpy(targets))
+
+
+class SentBatch(Batch):
+    """A batch that workers send as plain bytes.
+
+    Torch would share memory instead, which for batches this small takes longer, and fails where `/dev/shm` is small,
+    as in most containers.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (self.inputs.numpy(), self.targets.numpy())
+
+
+def _receive(inputs: np.ndarray, targets: np.ndarray) -> Batch:
+    return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
+
+
+def mix_quotas(weights: Sequence[float]) -> list[int]:
+    """Return how many of each `MIX_BLOCK` samples each dataset gives: whole numbers by largest remainders.
+
+    Raises:
+        ValueError: a weight so small that its dataset would never be read.
+    """
+    total = math.fsum(weights)
+    exact = [weight / total * MIX_BLOCK for weight in weights]
+    quotas = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda place: quotas[place] - exact[place])
+    for place in by_remainder[: MIX_BLOCK - sum(quotas)]:
+        quotas[place] += 1
+    if 0 in quotas:
+        raise ValueError(
+            f"data.weights: weight {weights[quotas.index(0)]:g} of {total:g} is less than one sample in {MIX_BLOCK:,}; "
+            "give it more weight or leave its folder out"
+        )
+    return quotas
+
+
+def mix(samples: np.ndarray, quotas: Sequence[int], *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which dataset each sample comes from, and its number among all samples of that dataset.
+
+    A block holds its quota of each dataset in an order of its own, a function of (seed, block): no state.
+
+    Args:
+        samples: numbers from 0, int64 `(N,)`.
+        quotas: samples of each dataset in a block, from `mix_quotas`.
+        seed: of the run.
+
+    Returns:
+        int64 `(N,)` each.
+    """
+    if len(quotas) == 1:
+        return np.zeros_like(samples), samples
+    blocks, places = np.divmod(samples, MIX_BLOCK)
+    slots = np.empty_like(places)
+    for block in np.unique(blocks):
+        here = blocks == block
+        slots[here] = permuted(places[here], MIX_BLOCK, seed=seed, epoch=_MIX_STREAM + int(block))
+    ends = np.cumsum(quotas)
+    datasets = np.searchsorted(ends, slots, side="right")
+    sizes = np.asarray(quotas)[datasets]
+    return datasets, blocks * sizes + slots - (ends[datasets] - sizes)
 
 
 class TrainingOrder(Sampler[list[WindowKey]]):
-    """The endless order of training windows, one permutation an epoch, cut into batches of this rank.
+    """The endless order of training windows, cut into batches of this rank.
 
-    Sample number t of the whole run is window `permutation(epoch)[t mod n]` of epoch `t div n`, whatever the number
-    of ranks and workers; each rank takes its slice of each global batch. Position is one number, so going on
-    after an interruption, with other workers or ranks too, needs nothing else.
+    Sample number t of the whole run is, with one dataset of n windows, window `permutation(epoch)[t mod n]` of epoch
+    `t div n`; with several, `mix` says which dataset's sample it is. That holds for any number of ranks and workers;
+    each rank takes its slice of each global batch. Position is one number, so going on after an interruption, with
+    other workers or ranks too, needs nothing else.
 
     Args:
-        num_windows: n.
+        sizes: number of windows of each dataset.
+        quotas: samples of each dataset in a block, from `mix_quotas`.
         seed: of the run.
         batch_size: windows in a batch of one rank.
         rank: of this process, from 0.
@@ -64,15 +163,18 @@ class TrainingOrder(Sampler[list[WindowKey]]):
 
     def __init__(
         self,
-        num_windows: int,
+        sizes: Sequence[int],
         *,
+        quotas: Sequence[int] = (MIX_BLOCK,),
         seed: int,
         batch_size: int,
         rank: int,
         world_size: int,
         start: Callable[[], int],
     ) -> None:
-        self.num_windows = num_windows
+        assert len(sizes) == len(quotas)
+        self.sizes = sizes
+        self.quotas = quotas
         self.seed = seed
         self.batch_size = batch_size
         self.rank = rank
@@ -80,19 +182,28 @@ class TrainingOrder(Sampler[list[WindowKey]]):
         self.start = start
 
     def __iter__(self) -> Iterator[list[WindowKey]]:
-        first = self.start()
+        first, step = self.start(), self.batch_size * self.world_size
+        ahead = -(-_KEYS_AT_ONCE // self.batch_size)
         while True:
-            mine = first + self.rank * self.batch_size
-            yield self.keys(np.arange(mine, mine + self.batch_size))
-            first += self.batch_size * self.world_size
+            batches = first + self.rank * self.batch_size + step * np.arange(ahead)
+            keys = self.keys((batches[:, None] + np.arange(self.batch_size)).ravel())
+            for place in range(0, len(keys), self.batch_size):
+                yield keys[place : place + self.batch_size]
+            first += step * ahead
 
     def keys(self, samples: np.ndarray) -> list[WindowKey]:
-        """Return the keys of sample numbers, int64 `(B,)`."""
-        epochs, places = np.divmod(samples, self.num_windows)
+        """Return the keys of sample numbers, int64 `(N,)`."""
+        datasets, numbers = mix(samples, self.quotas, seed=self.seed)
+        sizes = np.asarray(self.sizes)[datasets]
+        epochs, places = np.divmod(numbers, sizes)
         windows = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            windows[here] = permuted(places[here], self.num_windows, seed=self.seed, epoch=int(epoch))
+        first = 0
+        for dataset, size in enumerate(self.sizes):
+            for epoch in np.unique(epochs[datasets == dataset]):
+                here = (datasets == dataset) & (epochs == epoch)
+                stream = dataset << 40 | int(epoch)  # datasets of one size have orders of their own
+                windows[here] = first + permuted(places[here], size, seed=self.seed, epoch=stream)
+            first += size
         return list(zip(epochs.tolist(), windows.tolist(), strict=True))
 
 
@@ -101,13 +212,30 @@ class Position(Callback):
 
     Args:
         seed: of the run.
-        num_windows: of the training split.
-        digest: of the dataset.
+        context_length: tokens in a window.
+        digests: of the datasets.
+        quotas: samples of each in a block of the mix.
+        num_windows: of their training splits together.
     """
 
-    def __init__(self, *, seed: int, num_windows: int, digest: str) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        context_length: int,
+        digests: Sequence[str],
+        quotas: Sequence[int],
+        num_windows: int,
+    ) -> None:
         self.samples = 0
-        self._fixed = {"seed": seed, "num_windows": num_windows, "digest": digest}
+        self._fixed = {
+            "seed": seed,
+            "context_length": context_length,
+            "digest": digests[0],
+            "more_digests": list(digests[1:]),
+            "weights": [quota / MIX_BLOCK for quota in quotas],
+            "num_windows": num_windows,
+        }
 
     def start(self) -> int:
         """Return the number of samples trained on."""
@@ -130,24 +258,32 @@ class Position(Callback):
             ValueError: the checkpoint belongs to other data or another seed.
         """
         for key, value in self._fixed.items():
-            if state_dict[key] != value:
+            # a checkpoint from before mixes lacks keys; one dataset cut otherwise has another number of windows
+            found = state_dict.get(key, value)
+            if found != value:
                 raise ValueError(
-                    f"cannot resume: the checkpoint was trained with {key} {state_dict[key]}, this run has {value}; "
-                    "give the same data and seed, or another name for a new run"
+                    f"cannot resume: the checkpoint was trained with {key} {found}, this run has {value}; "
+                    "give the same data, weights, context_length and seed, or another name for a new run"
                 )
         self.samples = state_dict["samples"]
 
 
 class WindowData(pl.LightningDataModule):
-    """Training and validation loaders over a folder that `protperf prepare` wrote.
+    """Training and validation loaders over folders that `protperf prepare` wrote.
 
     Args:
         config: where and how many.
         objective: what is asked.
         seed: of the run.
 
+    Raises:
+        FormatError: a folder is no whole dataset.
+        ValueError: folders that cannot be mixed, or windows that cannot be cut to `context_length`.
+
     Attributes:
         position: a callback for the trainer; training begins where it stands.
+        train_shards: the training windows of all folders.
+        valid_shards: the validation sets of the first folder, by name.
     """
 
     def __init__(self, config: DataConfig, objective: ObjectiveConfig, *, seed: int) -> None:
@@ -155,9 +291,21 @@ class WindowData(pl.LightningDataModule):
         self.config = config
         self.objective = objective
         self.seed = seed
-        self.train_shards = ShardSet(config.path, "train")
-        self.valid_shards = {name: ShardSet(config.path, name) for name in config.valid_sets}
-        self.position = Position(seed=seed, num_windows=len(self.train_shards), digest=self.digest)
+        length, files = config.context_length, OpenFiles()
+        paths = (config.path, *config.more_paths)
+        train_sets = [ShardSet(path, "train", window=length, files=files) for path in paths]
+        self.train_shards = JoinedShards(train_sets)
+        self.valid_shards = {
+            name: ShardSet(config.path, name, window=length, files=files) for name in config.valid_sets
+        }
+        self.quotas = mix_quotas(config.weights or self.train_shards.sizes)
+        self.position = Position(
+            seed=seed,
+            context_length=self.window,
+            digests=[shards.manifest.digest for shards in train_sets],
+            quotas=self.quotas,
+            num_windows=len(self.train_shards),
+        )
 
     @property
     def window(self) -> int:
@@ -166,8 +314,8 @@ class WindowData(pl.LightningDataModule):
 
     @property
     def digest(self) -> str:
-        """Hash over all shards of the folder."""
-        return self.train_shards.manifest.digest
+        """Hash over all shards of the first folder."""
+        return self.train_shards.sets[0].manifest.digest
 
     def setup(self, stage: str) -> None:
         """Check that each rank has something to validate on: one without would not join in the sums.
@@ -185,7 +333,8 @@ class WindowData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return the endless loader of this rank."""
         order = TrainingOrder(
-            len(self.train_shards),
+            self.train_shards.sizes,
+            quotas=self.quotas,
             seed=self.seed,
             batch_size=self.config.batch_size,
             rank=self._rank,
@@ -222,10 +371,10 @@ class WindowData(pl.LightningDataModule):
     def _loader(self, dataset: QuestionDataset, batches: Iterable[list[WindowKey]]) -> DataLoader[Batch]:
         workers = self.config.num_workers
         return DataLoader(
-            dataset,  # type: ignore[arg-type]
-            batch_sampler=batches,
+            dataset,
+            sampler=batches,
+            batch_size=None,  # an item is a batch
             num_workers=workers,
-            collate_fn=collate,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,
         )
@@ -234,9 +383,3 @@ class WindowData(pl.LightningDataModule):
 def evaluation_keys(num_windows: int, *, rank: int = 0, world_size: int = 1) -> list[WindowKey]:
     """Return this rank's share of an evaluation: each window once, its masks the same each time."""
     return [(EVALUATION_EPOCH, window) for window in range(rank, num_windows, world_size)]
-
-
-def collate(questions: list[tuple[np.ndarray, np.ndarray]]) -> Batch:
-    """Stack questions to a batch, uint8 `(B, W)` each: widened only on the device."""
-    inputs, targets = zip(*questions, strict=True)
-    return Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets)))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prepared import RESIDUES, SAMPLE, read_fasta, read_proteins
 from training import prepared
 
-from protperf.formats.ngrams import NGRAMS_NAME, NgramCounts, read_ngrams
+from protperf.formats.ngrams import NGRAMS_NAME, NgramCounter, read_ngrams
 from protperf.metrics import NgramFloor, TokenMetrics, summarise
 from protperf.vocab import VOCABULARY
 
@@ -191,7 +191,7 @@ def test_more_context_helps_on_what_was_counted_and_order_one_is_the_null(datase
 
 
 def test_counts_of_nothing_give_the_uniform_floor():
-    floor = NgramFloor(list(NgramCounts().orders.values()))
+    floor = NgramFloor(list(NgramCounter().counts().orders.values()))
     for order in (1, 2, 3, 4):
         nll, _, _ = floor.sums(np.array([BOS, 1, 2, 3], np.uint8), np.array([1, 2, 3]), order=order)
         assert nll == pytest.approx(3 * math.log(26))

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 from collections import Counter
 from pathlib import Path
 
@@ -15,10 +16,13 @@ import h5py
 import numpy as np
 import pytest
 
-from protperf.formats import FormatError, manifest, ngrams, shards
+from protperf.formats import FormatError, manifest, ngrams
+from protperf.formats.joined_shards import JoinedShards
 from protperf.formats.manifest import Manifest, RecordCounts, SplitStats, read_manifest, write_manifest
-from protperf.formats.ngrams import NgramCounts, read_ngrams, write_ngrams
-from protperf.formats.shards import ShardSet, shard_name, write_shard
+from protperf.formats.ngrams import NgramCounter, read_ngrams, write_ngrams
+from protperf.formats.open_files import OpenFiles
+from protperf.formats.shard_writer import shard_name, write_shard
+from protperf.formats.shards import ShardSet
 from protperf.vocab import VOCABULARY
 
 WINDOW = 16
@@ -28,10 +32,12 @@ def random_windows(num_windows: int, seed: int, window: int = WINDOW) -> np.ndar
     return np.random.default_rng(seed).integers(0, 26, (num_windows, window), np.uint8)
 
 
-def make_dataset(folder: Path, shard_sizes: list[int], split: str = "train") -> np.ndarray:
+def make_dataset(
+    folder: Path, shard_sizes: list[int], split: str = "train", window: int = WINDOW
+) -> np.ndarray:
     """Write a dataset of random windows; return them all, `uint8 (N, W)`."""
     folder.mkdir(exist_ok=True)
-    parts = [random_windows(size, seed) for seed, size in enumerate(shard_sizes)]
+    parts = [random_windows(size, seed, window) for seed, size in enumerate(shard_sizes)]
     names = [shard_name(split, index, len(parts)) for index in range(len(parts))]
     entries = [
         write_shard(folder / name, part, split=split, index=index, num_shards=len(parts))
@@ -41,7 +47,7 @@ def make_dataset(folder: Path, shard_sizes: list[int], split: str = "train") -> 
     stats = SplitStats(1, windows.size - 2, windows.size, len(windows), {"1": 1})
     written = Manifest(
         protperf_version="0",
-        window=WINDOW,
+        window=window,
         seed=0,
         release="",
         options={},
@@ -50,7 +56,7 @@ def make_dataset(folder: Path, shard_sizes: list[int], split: str = "train") -> 
         splits={split: stats},
         residue_counts={},
         shards=entries,
-        ngrams=write_ngrams(folder / "ngrams.h5", NgramCounts()),
+        ngrams=write_ngrams(folder / "ngrams.h5", NgramCounter().counts()),
         digest=manifest.dataset_digest(entries),
     )
     write_manifest(folder, written)
@@ -97,18 +103,17 @@ def test_equal_windows_give_equal_bytes(tmp_path: Path):
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
-def test_full_disk_leaves_nothing_and_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written = []
-
-    def write_once(descriptor: int, data: memoryview) -> int:
-        if written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written.append(len(data))
-        return 7
-
-    monkeypatch.setattr(os, "write", write_once)
-    with pytest.raises(OSError, match=r"No space left.*full\.h5"):
-        write_shard(tmp_path / "full.h5", random_windows(9, seed=3), split="train", index=0, num_shards=1)
+def test_disk_that_takes_no_more_leaves_nothing_and_names_the_file(tmp_path: Path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"full\.h5") as error:
+            write_shard(
+                tmp_path / "full.h5", random_windows(4096, seed=3), split="train", index=0, num_shards=1
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.errno == errno.EFBIG
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,25 +139,74 @@ def test_window_out_of_range_is_an_index_error(tmp_path: Path, index: int):
         ShardSet(tmp_path, "train").read(index)
 
 
-def test_no_file_is_open_before_the_first_read_and_few_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "MAX_OPEN_FILES", 4)
-    windows = make_dataset(tmp_path, [1] * 10)
-    shard_set = ShardSet(tmp_path, "train")
+@pytest.mark.parametrize("length", [1, 2, 4, 8, 16])
+def test_shorter_windows_tile_the_stored_ones(tmp_path: Path, length: int):
+    windows = make_dataset(tmp_path, [3, 1, 5])
+    shard_set = ShardSet(tmp_path, "train", window=length)
+    assert shard_set.window == length
+    assert len(shard_set) == 9 * WINDOW // length
+    pieces = windows.reshape(-1, length)
+    np.testing.assert_array_equal(shard_set.read_many(range(len(shard_set))), pieces)
+    order = np.random.default_rng(0).permutation(len(shard_set))
+    np.testing.assert_array_equal(shard_set.read_many(order), pieces[order])
+    with pytest.raises(IndexError):
+        shard_set.read(len(shard_set))
+    shard_set.verify()
 
-    def count_open() -> int:
-        links = (Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd"))
-        return sum(link.exists() and tmp_path in link.resolve().parents for link in links)
 
-    if not Path("/proc/self/fd").is_dir():
-        pytest.skip("needs /proc to count open files")
-    assert count_open() == 0
+@pytest.mark.parametrize("length", [3, 15, 17, 32])
+def test_windows_that_do_not_tile_are_refused_in_one_line(tmp_path: Path, length: int):
+    make_dataset(tmp_path, [1])
+    with pytest.raises(
+        ValueError, match=f"windows of 16 tokens cannot be cut into windows of {length}; allowed: .* 16$"
+    ):
+        ShardSet(tmp_path, "train", window=length)
+
+
+def test_only_the_part_asked_for_is_read(tmp_path: Path):
+    make_dataset(tmp_path, [3])
+    (entry,) = ShardSet(tmp_path, "train").manifest.shards
+    victim = tmp_path / entry.file
+    content = bytearray(victim.read_bytes())
+    content[entry.offset + 5] = 200
+    victim.write_bytes(content)
+    with pytest.raises(FormatError, match="window 1 holds 200"):
+        ShardSet(tmp_path, "train", window=4).read(1)
+    for index in (0, 2, 3):
+        ShardSet(tmp_path, "train", window=4).read(index)
+
+
+def test_sets_may_share_one_limit_of_open_files(tmp_path: Path):
+    files = OpenFiles(limit=3)
+    parts = [make_dataset(tmp_path / name, [1] * 5) for name in ("a", "b")]
+    sets = [ShardSet(tmp_path / name, "train", files=files) for name in ("a", "b")]
     for _ in range(2):
-        for index in range(10):
-            np.testing.assert_array_equal(shard_set.read(index), windows[index])
-            assert count_open() <= 4
-    assert count_open() == 4
-    shard_set.close()
-    assert count_open() == 0
+        for index in range(5):
+            for windows, shard_set in zip(parts, sets, strict=True):
+                np.testing.assert_array_equal(shard_set.read(index), windows[index])
+                assert len(files._descriptors) <= 3
+
+
+def test_joined_sets_are_numbered_through(tmp_path: Path):
+    parts = [make_dataset(tmp_path / str(n), sizes) for n, sizes in enumerate([[3, 1], [5], [2, 2, 1]])]
+    joined = JoinedShards([ShardSet(tmp_path / str(n), "train") for n in range(3)])
+    assert (len(joined), joined.sizes, joined.window) == (14, [4, 5, 5], WINDOW)
+    windows = np.concatenate(parts)
+    order = np.random.default_rng(0).permutation(14)
+    np.testing.assert_array_equal(joined.read_many(order), windows[order])
+    np.testing.assert_array_equal(joined.read_many([13, 0, 13]), windows[[13, 0, 13]])
+    for index in (-1, 14):
+        with pytest.raises(IndexError):
+            joined.read_many([0, index])
+
+
+def test_sets_of_two_windows_are_joined_when_cut_to_one(tmp_path: Path):
+    parts = [make_dataset(tmp_path / "a", [3]), make_dataset(tmp_path / "b", [2], window=24)]
+    with pytest.raises(ValueError, match=r"b: windows of 24 .*/a have 16; .* data.context_length=8$"):
+        JoinedShards([ShardSet(tmp_path / name, "train") for name in "ab"])
+    joined = JoinedShards([ShardSet(tmp_path / name, "train", window=8) for name in "ab"])
+    pieces = np.concatenate([part.reshape(-1, 8) for part in parts])
+    np.testing.assert_array_equal(joined.read_many(range(len(pieces))), pieces)
 
 
 def _read_all(shard_set: ShardSet) -> bytes:
@@ -298,8 +352,9 @@ def protein(residues: str) -> np.ndarray:
 
 
 def test_ngrams_of_two_proteins_counted_by_hand():
-    counts = NgramCounts()
-    counts.add(np.concatenate([protein("MKK"), protein("M")]))
+    counter = NgramCounter()
+    counter.add(np.concatenate([protein("MKK"), protein("M")]))
+    counts = counter.counts()
     m, k = VOCABULARY.encode("MK").tolist()
     bos, eos = VOCABULARY.bos, VOCABULARY.eos
     expected = {
@@ -322,8 +377,9 @@ def test_ngrams_do_not_depend_on_blocks(block: int, monkeypatch: pytest.MonkeyPa
     generator = np.random.default_rng(0)
     proteins = ["".join(generator.choice(list("ACDX"), length)) for length in (1, 2, 3, 40, 1, 1, 17)]
     stream = np.concatenate([protein(residues) for residues in proteins])
-    counts = NgramCounts()
-    counts.add(stream)
+    counter = NgramCounter()
+    counter.add(stream)
+    counts = counter.counts()
     for order in ngrams.ORDERS:
         expected: Counter[tuple[int, ...]] = Counter()
         for residues in proteins:
@@ -337,8 +393,9 @@ def test_ngrams_do_not_depend_on_blocks(block: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_ngram_file_comes_back_and_is_refused_when_damaged(tmp_path: Path):
-    counts = NgramCounts()
-    counts.add(protein("MKWVTFISLL"))
+    counter = NgramCounter()
+    counter.add(protein("MKWVTFISLL"))
+    counts = counter.counts()
     path = tmp_path / "ngrams.h5"
     entry = write_ngrams(path, counts)
     assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ FORMAT = "protperf-dataset"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 SPLITS = ("train", "valid", "test", "ood")
+LENGTH_BINS = sorted({math.ceil(2 ** (i / 4)) for i in range(4 * 32)})
+"""Lower bounds of the bins of `SplitStats.length_histogram`, in residues."""
 
 _T = TypeVar("_T")
 
@@ -87,7 +90,7 @@ class SplitStats:
         tokens: residues and the `<bos>` and `<eos>` of each protein; padding is not counted.
         windows: number of windows.
         length_histogram: number of proteins by length in residues, four bins an octave: a key is the lowest length of
-            its bin, one of the distinct values of `ceil(2 ** (i / 4))`; the bin ends before the next of them.
+            its bin, one of `LENGTH_BINS`; the bin ends before the next of them.
     """
 
     sequences: int
@@ -138,6 +141,21 @@ class RecordCounts:
     not_representative: int = 0
     tail_sequences: int = 0
     tail_residues: int = 0
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """The accepted records that are in no split, by reason; with the proteins of all splits they sum to `accepted`."""
+        return {
+            "shorter than --min-length": self.too_short,
+            "longer than --max-length": self.too_long,
+            "more X than --max-x": self.too_many_x,
+            "fragments": self.fragments,
+            "no evidence up to --max-evidence": self.evidence,
+            "other taxa": self.taxon,
+            "not the representatives of their clusters": self.not_representative,
+            "exact duplicates": self.duplicates,
+            "nothing left with the last window of a shard": self.tail_sequences,
+        }
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ protein into the next, and a protein cut by a window's edge still counts whole.
 from __future__ import annotations
 
 import hashlib
+import io
+from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
@@ -22,18 +24,48 @@ FORMAT_VERSION = 1
 NGRAMS_NAME = "ngrams.h5"
 ORDERS = (1, 2, 3, 4)
 
-_BLOCK_TOKENS = 1 << 22
+_BLOCK_TOKENS = 1 << 20
+_BASE = VOCABULARY.eos + 1
+"""Proteins hold residues, `<bos>` and `<eos>` alone; smaller tables stay in a core's cache."""
 
 
+@dataclass(frozen=True, eq=False)
 class NgramCounts:
     """Counts of n-grams.
 
     Attributes:
-        orders: for each order n of `ORDERS` the counts, `int64` with n axes of 36; axis i is the i-th token.
+        orders: for each order n of `ORDERS` the counts, int64 with n axes of 36; axis i is the i-th token.
     """
 
+    orders: dict[int, np.ndarray]
+
+
+class NgramCounter:
+    """Counts n-grams: those of order 4, and the two tokens before each `<eos>`, determine all the others."""
+
     def __init__(self) -> None:
-        self.orders = {order: np.zeros((len(VOCABULARY),) * order, np.int64) for order in ORDERS}
+        self._fours = np.zeros(
+            (_BASE,) * 4, np.int64
+        )  # of any 4 tokens in a row, over the ends of proteins too
+        self._lasts = np.zeros((len(VOCABULARY),) * 2, np.int64)
+
+    def counts(self) -> NgramCounts:
+        """Return the counts so far."""
+        fours = np.zeros((len(VOCABULARY),) * 4, np.int64)
+        fours[:_BASE, :_BASE, :_BASE, :_BASE] = self._fours
+        for axis in (
+            1,
+            2,
+            3,
+        ):  # what holds a <bos> behind its first token crosses from one protein into the next
+            np.moveaxis(fours, axis, 0)[VOCABULARY.bos] = 0
+        orders, lasts = {4: fours}, self._lasts
+        for order in (3, 2, 1):
+            # a shorter n-gram is the start of one that is longer by a token, or it ends with <eos>
+            orders[order] = orders[order + 1].sum(-1)
+            orders[order][..., VOCABULARY.eos] += lasts
+            lasts = lasts.sum(0)
+        return NgramCounts(dict(sorted(orders.items())))
 
     def add(self, stream: np.ndarray) -> None:
         """Count the n-grams of whole proteins.
@@ -41,25 +73,33 @@ class NgramCounts:
         Args:
             stream: `uint8 (T,)`, proteins as `<bos> residues <eos>` one after the other, no padding.
         """
-        overlap = max(ORDERS) - 1
         for start in range(0, len(stream), _BLOCK_TOKENS):
-            block = stream[start : start + _BLOCK_TOKENS + overlap].astype(np.int64)
-            for order in ORDERS:
-                self._add_block(block, order)
+            self._fours.reshape(-1)[:] += _count_fours(stream[start : start + _BLOCK_TOKENS + 3])
+        ends = np.flatnonzero(stream == VOCABULARY.eos)
+        pairs = stream[ends - 2].astype(np.intp) * len(VOCABULARY) + stream[ends - 1]
+        self._lasts += np.bincount(pairs, minlength=self._lasts.size).reshape(self._lasts.shape)
 
-    def _add_block(self, block: np.ndarray, order: int) -> None:
-        """Count the n-grams of one order that start in the first `_BLOCK_TOKENS` of `block`, `int64 (T,)`."""
-        num_starts = min(len(block) - order + 1, _BLOCK_TOKENS)
-        if num_starts <= 0:
-            return
-        codes = block[:num_starts].copy()
-        inside = np.ones(num_starts, bool)
-        for place in range(1, order):
-            token = block[place : place + num_starts]
-            codes = codes * len(VOCABULARY) + token
-            inside &= token != VOCABULARY.bos
-        counts = self.orders[order]
-        counts += np.bincount(codes[inside], minlength=counts.size).reshape(counts.shape)
+    def save(self, path: Path) -> None:
+        """Write the counts that are not 0, for `merge`."""
+        places = np.flatnonzero(self._fours)
+        buffer = io.BytesIO()
+        np.savez(buffer, places=places, counts=self._fours.flat[places], lasts=self._lasts)
+        commit_bytes(path, buffer.getvalue())
+
+    def merge(self, path: Path) -> None:
+        """Add the counts that `save` wrote."""
+        with np.load(path) as saved:
+            self._fours.reshape(-1)[saved["places"]] += saved["counts"]
+            self._lasts += saved["lasts"]
+
+
+def _count_fours(tokens: np.ndarray) -> np.ndarray:
+    """Return the counts of 4 tokens in a row by their number to the base `_BASE`, int64; `tokens` is uint8 `(T,)`."""
+    wide = tokens.astype(np.uint16)
+    pairs = wide[:-1] * np.uint16(_BASE) + wide[1:]
+    codes = np.multiply(pairs[:-2], _BASE**2, dtype=np.int64)
+    codes += pairs[2:]
+    return np.bincount(codes, minlength=_BASE**4)
 
 
 def write_ngrams(path: Path, counts: NgramCounts) -> NgramEntry:
@@ -88,15 +128,15 @@ def read_ngrams(path: Path) -> NgramCounts:
         FormatError: missing, damaged, foreign or newer.
         ValueError: made with another vocabulary.
     """
-    counts = NgramCounts()
+    orders = {order: np.empty((len(VOCABULARY),) * order, np.int64) for order in ORDERS}
     try:
         with h5py.File(path, "r", locking=False) as file:
             _check_attributes(path, file.attrs)
-            for order, array in counts.orders.items():
+            for order, array in orders.items():
                 file[f"order{order}"].read_direct(array)
     except (OSError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: no readable n-gram counts ({error}); prepare the dataset again") from None
-    return counts
+    return NgramCounts(orders)
 
 
 def _check_attributes(path: Path, attributes: h5py.AttributeManager) -> None:

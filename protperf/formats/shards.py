@@ -8,90 +8,40 @@ Axes: `N` windows, `W` tokens per window.
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections import OrderedDict
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from protperf.formats import FormatError
-from protperf.formats.commit import commit_bytes
 from protperf.formats.manifest import SPLITS, Manifest, ShardEntry, read_manifest
+from protperf.formats.open_files import OpenFiles
+from protperf.formats.shard_writer import FORMAT, FORMAT_VERSION, shard_name, write_shard
 from protperf.formats.sizes import hash_file
 from protperf.vocab import VOCABULARY, check_fingerprint
 
-FORMAT = "protperf-shard"
-FORMAT_VERSION = 1
-MAX_OPEN_FILES = 64
-
-
-def shard_name(split: str, index: int, num_shards: int) -> str:
-    """Return a shard's file name.
-
-    >>> shard_name("train", 7, 64)
-    'train-00007-of-00064.h5'
-    """
-    return f"{split}-{index:05d}-of-{num_shards:05d}.h5"
-
-
-def write_shard(path: Path, windows: np.ndarray, *, split: str, index: int, num_shards: int) -> ShardEntry:
-    """Write windows as a shard; equal arguments give equal bytes.
-
-    The file is built in memory and written as plain bytes: a full disk is then an ordinary error, whereas HDF5's own
-    writer leaves a file that opens with its full shape.
-
-    Args:
-        path: the file, which appears only when it is whole.
-        windows: token ids, `uint8 (N, W)`, N at least 1.
-        split: name of the split.
-        index: place of the shard among the `num_shards` key ranges of its split.
-        num_shards: number of key ranges of the split.
-
-    Raises:
-        OSError: the file cannot be written; nothing is left under `path`.
-    """
-    assert windows.dtype == np.uint8
-    assert windows.ndim == 2
-    assert len(windows) > 0
-    attributes = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "split": split,
-        "shard": index,
-        "num_shards": num_shards,
-        "window": windows.shape[1],
-        "vocabulary": " ".join(VOCABULARY.tokens),
-        "fingerprint": VOCABULARY.fingerprint,
-    }
-    image, offset = _build_image(windows, attributes)
-    commit_bytes(path, image)
-    digest = hashlib.sha256(image).hexdigest()
-    return ShardEntry(path.name, split, len(windows), offset, len(image), digest)
-
-
-def _build_image(windows: np.ndarray, attributes: dict[str, Any]) -> tuple[bytes, int]:
-    """Return the HDF5 file as bytes, and the offset of the first token in it.
-
-    `("earliest", "v110")` is what every HDF5 since 1.8 reads; `latest` is not.
-    """
-    with h5py.File(
-        "shard", "w", driver="core", backing_store=False, libver=("earliest", "v110"), track_order=False
-    ) as file:
-        file.attrs.update(attributes)
-        dataset = file.create_dataset("tokens", data=windows, track_times=False)
-        file.flush()
-        return file.id.get_file_image(), dataset.id.get_offset()
+__all__ = ["ShardSet", "shard_name", "write_shard"]
 
 
 class ShardSet:
     """The windows of one split, in the order of its shards.
 
-    Files are opened when first read, at most `MAX_OPEN_FILES` at a time, and reopened in each process: an instance may
-    be pickled or forked. One instance serves one thread.
+    Files are opened when first read, in each process anew: an instance may be pickled or forked. One instance serves
+    one thread.
+
+    Args:
+        dataset_dir: the folder that `protperf prepare` wrote.
+        split: name of the split.
+        window: tokens per window W, which must divide the dataset's: each of its windows is then read as several,
+            one after the other; 0 is the dataset's own.
+        files: the open files, where several sets share one limit.
+
+    Raises:
+        FormatError: no dataset, or a shard is missing or has another size.
+        ValueError: another vocabulary, no such split, or a window that does not divide the dataset's.
 
     Attributes:
         manifest: the dataset's manifest.
@@ -99,50 +49,68 @@ class ShardSet:
         window: tokens per window, W.
     """
 
-    def __init__(self, dataset_dir: Path | str, split: str) -> None:
-        """Read the manifest and check that each shard is there with its size.
-
-        Raises:
-            FormatError: no dataset, or a shard is missing or has another size.
-            ValueError: another vocabulary, or no such split.
-        """
-        self._descriptors: OrderedDict[int, int] = OrderedDict()
-        self._pid = os.getpid()
+    def __init__(
+        self, dataset_dir: Path | str, split: str, *, window: int = 0, files: OpenFiles | None = None
+    ) -> None:
         self.dataset_dir = Path(dataset_dir)
         self.split = split
         self.manifest: Manifest = read_manifest(self.dataset_dir)
-        self.window = self.manifest.window
+        self.window = window or self.manifest.window
+        self._files = files or OpenFiles()
         self._shards = self.manifest.shards_of(split)
-        if not self._shards:
-            present = [name for name, stats in self.manifest.splits.items() if stats.windows]
-            known = split in SPLITS
-            state = "holds no protein" if known else "is not known"
-            remedy = "; prepare with a larger fraction for it" if known else ""
+        self._check_split()
+        if self.manifest.window % self.window:
             raise ValueError(
-                f"{self.dataset_dir}: split {split!r} {state}; there are: {' '.join(present)}{remedy}"
+                f"{self.dataset_dir}: its windows of {self.manifest.window} tokens cannot be cut into windows of "
+                f"{self.window}; allowed: what divides {self.manifest.window}"
             )
-        self._ends = np.cumsum([shard.windows for shard in self._shards])
         for shard in self._shards:
             self._check_size(shard)
+        # windows of a shard lie side by side, so shorter ones are simply more of them
+        pieces = self.manifest.window // self.window
+        self._paths = [str(self.dataset_dir / shard.file) for shard in self._shards]
+        self._ends = list(accumulate(shard.windows * pieces for shard in self._shards))
+        self._starts = [0, *self._ends[:-1]]
+        self._origins = [
+            shard.offset - start * self.window
+            for shard, start in zip(self._shards, self._starts, strict=True)
+        ]
 
     def __len__(self) -> int:
         """Return the number of windows."""
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     def read(self, index: int) -> np.ndarray:
-        """Return one window, `uint8 (W,)`.
-
-        Raises:
-            IndexError: no such window.
-            FormatError: the shard is shorter than the manifest says.
-        """
+        """Return one window, `uint8 (W,)`; errors as `read_many`."""
         return self.read_many([index])[0]
 
     def read_many(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return windows in the order asked, `uint8 (N, W)`; errors as `read`."""
-        windows = np.empty((len(indices), self.window), np.uint8)
-        for index, row in zip(indices, windows, strict=True):
-            self._read_into(int(index), row)
+        """Return windows in the order asked, `uint8 (N, W)`.
+
+        Raises:
+            IndexError: no such window.
+            FormatError: a shard is shorter than the manifest says, or holds a byte that is no token.
+            OSError: a shard cannot be read.
+        """
+        # one by one, Python's own integers are faster than those of an array
+        places = indices.tolist() if isinstance(indices, np.ndarray) else indices
+        ends, width = self._ends, self.window
+        for index in places:
+            if not 0 <= index < ends[-1]:
+                raise IndexError(
+                    f"{self.dataset_dir}: no window {index} in {self.split!r}; it has {len(self)}"
+                )
+        windows = np.empty((len(places), width), np.uint8)
+        numbers = [bisect_right(ends, index) for index in places]
+        offsets = [
+            self._origins[number] + index * width for number, index in zip(numbers, places, strict=True)
+        ]
+        done = self._files.read([self._paths[number] for number in numbers], offsets, windows)
+        if done < len(places):
+            raise self._damage(places[done], f"ends inside window {{}} of {width} tokens")
+        if windows.size and windows.max() >= len(VOCABULARY):
+            worst = int(windows.max(1).argmax())
+            raise self._damage(places[worst], f"window {{}} holds {windows[worst].max()}, which is no token")
         return windows
 
     def verify(self) -> None:
@@ -158,43 +126,28 @@ class ShardSet:
                 raise FormatError(
                     f"{path}: its SHA-256 is not the manifest's: damaged; copy it or prepare it again"
                 )
-            _check_attributes(path, shard, self.window)
+            _check_attributes(path, shard, self.manifest.window)
 
     def close(self) -> None:
         """Close the open files; a later read opens them again."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        self._files.close()
 
-    def _read_into(self, index: int, row: np.ndarray) -> None:
-        """Fill `row`, `uint8 (W,)`, with window `index`."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.dataset_dir}: no window {index} in {self.split!r}; it has {len(self)}")
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        shard = self._shards[number]
-        place = index - int(self._ends[number]) + shard.windows
-        count = os.preadv(self._open(number), [row.data], shard.offset + place * self.window)
-        if count != self.window:
-            raise FormatError(
-                f"{self.dataset_dir / shard.file}: ends inside window {place} ({count} of {self.window} tokens): damaged; copy it or prepare it again"
-            )
-        if row.max() >= len(VOCABULARY):
-            raise FormatError(
-                f"{self.dataset_dir / shard.file}: window {place} holds {row.max()}, which is no token: damaged; copy it or prepare it again"
-            )
+    def _damage(self, index: int, fault: str) -> FormatError:
+        """Return the error for a fault in window `index`; `{}` in its text becomes the window's place in its shard."""
+        number = bisect_right(self._ends, index)
+        place = fault.format(index - self._starts[number])
+        return FormatError(f"{self._paths[number]}: {place}: damaged; copy it or prepare it again")
 
-    def _open(self, number: int) -> int:
-        """Return the descriptor of shard `number`, opened by this process."""
-        if self._pid != os.getpid():
-            self.close()
-            self._pid = os.getpid()
-        if number in self._descriptors:
-            self._descriptors.move_to_end(number)
-            return self._descriptors[number]
-        if len(self._descriptors) >= MAX_OPEN_FILES:
-            os.close(self._descriptors.popitem(last=False)[1])
-        descriptor = os.open(self.dataset_dir / self._shards[number].file, os.O_RDONLY)
-        self._descriptors[number] = descriptor
-        return descriptor
+    def _check_split(self) -> None:
+        """Raise unless the split has windows."""
+        if not self._shards:
+            present = [name for name, stats in self.manifest.splits.items() if stats.windows]
+            known = self.split in SPLITS
+            state = "holds no protein" if known else "is not known"
+            remedy = "; prepare with a larger fraction for it" if known else ""
+            raise ValueError(
+                f"{self.dataset_dir}: split {self.split!r} {state}; there are: {' '.join(present)}{remedy}"
+            )
 
     def _check_size(self, shard: ShardEntry) -> None:
         """Raise unless the shard is there with the manifest's size."""
@@ -209,12 +162,6 @@ class ShardSet:
             raise FormatError(
                 f"{path}: {size} bytes, the manifest says {shard.bytes}: damaged; copy it or prepare it again"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_descriptors": OrderedDict()}
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def _check_attributes(path: Path, shard: ShardEntry, window: int) -> None:
