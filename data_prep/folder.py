@@ -1,11 +1,13 @@
 """The output folder: built in a work folder inside it, published by renames, the manifest last.
 
-Only files that a manifest of ours names, or that lie in our own work folder, are ever replaced or removed.
+Only files that a manifest of ours names, or that lie in our own work folder, are ever replaced or removed. The work folder
+of a build that was killed, or that met a full disk, stays: the same command goes on with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -19,19 +21,26 @@ from protperf.formats.ngrams import NGRAMS_NAME
 
 WORK_NAME = ".work-prepare"
 SKIPPED_NAME = "skipped.tsv"
+REPORT_NAME = "report.html"
 
-_PLAN_NAME = "publish.txt"
+_PLAN_NAME = "publish.json"
+_LOCK_NAME = "lock"
+_EXTRAS = (SKIPPED_NAME, REPORT_NAME)
+"""Files of a dataset that its manifest does not name."""
+
 _OUR_NAMES = re.compile(
-    rf"({'|'.join(SPLITS)})-\d{{5}}-of-\d{{5}}\.h5|{re.escape(NGRAMS_NAME)}|{re.escape(SKIPPED_NAME)}"
+    rf"({'|'.join(SPLITS)})-\d{{5}}-of-\d{{5}}\.h5|{'|'.join(map(re.escape, (NGRAMS_NAME, *_EXTRAS)))}"
 )
 
 
 class OutputFolder:
-    """Context manager around one build; on the way out the work folder is gone, whatever happened.
+    """Context manager around one build.
 
     Attributes:
         path: the dataset's folder.
         work: folder for everything unfinished.
+        force: replace a dataset that is already there.
+        keep: leave the work folder there on the way out; the builder sets it when there is something to go on with.
     """
 
     def __init__(self, path: Path, *, force: bool) -> None:
@@ -43,12 +52,13 @@ class OutputFolder:
         """
         self.path = path
         self.work = path / WORK_NAME
-        self._force = force
+        self.keep = False
+        self.force = force
         self._created = False
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> OutputFolder:
-        """Make and lock the work folder, clear what a killed build left, check what is there.
+        """Make and lock the work folder, take back what a killed build had half published, check what is there.
 
         Raises:
             ValueError: a dataset is there and `force` is not given; files are there that no manifest claims; another
@@ -60,25 +70,36 @@ class OutputFolder:
         self.work.mkdir(parents=True, exist_ok=True)
         try:
             self._take_lock()
-            self._clear_leftovers()
+            self._take_back()
             self._check()
         except BaseException:
-            self._leave(remove=self._lock is not None)
+            self._leave(remove=self._lock is not None and not self._has_content())
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove the work folder, what was moved without a manifest, and a folder this build made and left empty."""
-        with contextlib.suppress(OSError):
-            self._clear_leftovers()
-        self._leave(remove=True)
+        """Remove the work folder, unless it is to be kept, and a folder this build made and left empty."""
+        if not self.keep:
+            with contextlib.suppress(OSError):
+                self._take_back()
+        self._leave(remove=not self.keep)
+
+    def clear(self) -> None:
+        """Empty the work folder."""
+        for entry in self.work.iterdir():
+            if entry.name == _LOCK_NAME:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
     def publish(self, names: list[str]) -> None:
         """Move finished files from the work folder into place: the old dataset goes, `names` come, the manifest last."""
         old = self._owned()
-        commit_bytes(self.work / _PLAN_NAME, "\n".join([*old, *names]).encode())
+        commit_bytes(self.work / _PLAN_NAME, json.dumps({"old": old, "new": names}).encode())
         for name in reversed(old):
             (self.path / name).unlink(missing_ok=True)
         for name in names:
@@ -91,31 +112,40 @@ class OutputFolder:
         """Return the names of the files of the dataset that is there; the manifest comes last."""
         if not (self.path / MANIFEST_NAME).exists():
             return []
-        return [SKIPPED_NAME, *list_files(self.path)]
+        return [*_EXTRAS, *list_files(self.path)]
 
     def _take_lock(self) -> None:
         """Refuse to build beside another build; see `lock_folder`."""
         busy = f"{self.path}: another `protperf prepare` is writing there; wait for it"
-        self._lock = lock_folder(self.work / "lock", busy=busy)
+        self._lock = lock_folder(self.work / _LOCK_NAME, busy=busy)
 
-    def _clear_leftovers(self) -> None:
-        """Remove what a killed build left: its work folder, and the files it had moved before its manifest."""
+    def _take_back(self) -> None:
+        """Undo a publication that was cut off: its files go back into the work folder, the old dataset's rest goes."""
         plan = self.work / _PLAN_NAME
-        if plan.exists() and not (self.path / MANIFEST_NAME).exists():
-            for name in plan.read_text().splitlines():
-                (self.path / name).unlink(missing_ok=True)
-        for entry in self.work.iterdir():
-            if entry.name == "lock":
-                continue
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        if not plan.exists():
+            return
+        if (self.path / MANIFEST_NAME).exists():
+            whole = json.loads(plan.read_text())["new"]
+            if not any((self.work / name).exists() for name in whole):
+                self.clear()  # the new manifest is there: all was published
+            plan.unlink(missing_ok=True)
+            return
+        names = json.loads(plan.read_text())
+        for name in names["new"]:
+            if not (self.work / name).exists():
+                os.replace(self.path / name, self.work / name)
+        for name in names["old"]:
+            (self.path / name).unlink(missing_ok=True)
+        plan.unlink()
+
+    def _has_content(self) -> bool:
+        """Return whether the work folder holds anything but the lock."""
+        return any(entry.name != _LOCK_NAME for entry in self.work.iterdir())
 
     def _check(self) -> None:
         """Refuse to replace a dataset without `force`, and files of unknown origin always."""
         owned = self._owned()
-        if owned and not self._force:
+        if owned and not self.force:
             raise ValueError(
                 f"{self.path}: holds a dataset already; --force replaces it, or choose another folder"
             )

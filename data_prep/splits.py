@@ -1,139 +1,100 @@
-"""Which split a record belongs to: a keyed hash of its sequence or of its cluster's representative says so.
+"""Which split a record belongs to: a point drawn from the hash of its sequence, or of its cluster's representative.
 
-The split depends on nothing else: not on the order of the records, the files they come in or the number of shards.
+The split depends on nothing else: not on the order of the records, the files they come in or the number of shards. Where
+numbers are asked instead of fractions it also depends on what else is there, since the smallest points are taken.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
+from data_prep.keys import name_point
 from data_prep.options import PrepareOptions
-from protperf.formats import FormatError
-from protperf.formats.fasta import Record
 from protperf.formats.manifest import SPLITS
 
 TRAIN, VALID, TEST, OOD = range(len(SPLITS))
 """Numbers of the splits, in rising priority: a sequence met under two splits goes to the higher one."""
 
-_GZIP_MAGIC = b"\x1f\x8b"
+_RANGE = 1 << 64
 
 
-class Splitter:
-    """Gives each record its split.
+@dataclass(frozen=True)
+class Thresholds:
+    """Where the splits end on the range of the points, 0 to 2^64.
 
     Attributes:
-        outside_clusters: number of records so far that the cluster table does not name; they go by their sequence.
+        test_end: points below are `test`.
+        valid_end: the others below are `valid`.
     """
 
-    def __init__(self, options: PrepareOptions) -> None:
-        """Read the tables that `options` names.
+    test_end: int
+    valid_end: int
 
-        Raises:
-            FormatError: a table is damaged or contradicts itself.
-            ValueError: a held-out representative is not in the cluster table.
-        """
-        self.outside_clusters = 0
-        self._key = f"protperf split {options.split_seed}".encode()
-        self._test_end = int(options.test * 2**64)
-        self._valid_end = int((options.test + options.valid) * 2**64)
-        self._clusters = self._read_tables(options) if options.clusters else None
+    @classmethod
+    def of_fractions(cls, options: PrepareOptions) -> Thresholds | None:
+        """Return the thresholds of two fractions, None if a number is asked."""
+        if options.valid >= 1 or options.test >= 1:
+            return None
+        test_end = int(options.test * _RANGE)
+        return cls(test_end, test_end + int(options.valid * _RANGE))
 
-    def split_of(self, record: Record, sequence: bytes) -> int:
-        """Return the number of the record's split; `sequence` is its tokens, one byte each."""
-        if self._clusters is not None:
-            for name in (record.id, record.accession):
-                split = self._clusters.find(_hash_name(_to_bytes(name)))
-                if split is not None:
-                    return split
-            self.outside_clusters += 1
-        return self._draw(sequence)
-
-    def _draw(self, data: bytes) -> int:
-        """Return the split that the hash of `data` falls into."""
-        point = int.from_bytes(hashlib.blake2b(data, digest_size=8, key=self._key).digest(), "big")
-        if point < self._test_end:
-            return TEST
-        return VALID if point < self._valid_end else TRAIN
-
-    def _read_tables(self, options: PrepareOptions) -> ClusterSplits:
-        """Return the split of each member of the cluster table."""
-        held_out = set(_read_lines(options.ood_clusters)) - {b""} if options.ood_clusters else set()
-        names, splits = array("Q"), bytearray()
-        missing, representative, split = set(held_out), b"", TRAIN
-        for number, line in enumerate(_read_lines(options.clusters), 1):
-            cells = line.split(b"\t")
-            if len(cells) != 2 or not all(cells):
-                raise FormatError(
-                    f"{options.clusters}:{number}: {line[:60].decode(errors='replace')!r} is not `representative TAB member`"
-                )
-            if cells[0] != representative:
-                representative = cells[0]
-                missing.discard(representative)
-                split = OOD if representative in held_out else self._draw(representative)
-            names.append(_hash_name(cells[1]))
-            splits.append(split)
-        if missing:
-            raise ValueError(
-                f"{options.ood_clusters}: {min(missing).decode(errors='replace')!r} is no representative in {options.clusters}; name clusters by the first column of that table"
-            )
-        return ClusterSplits(
-            np.array(names, np.uint64), np.frombuffer(bytes(splits), np.uint8), options.clusters
-        )
-
-
-class ClusterSplits:
-    """The split of each member of a cluster table, 9 bytes a member: UniProt's 250 million fit in memory."""
-
-    def __init__(self, names: np.ndarray, splits: np.ndarray, path: str) -> None:
-        """Sort the members.
+    @classmethod
+    def of_points(cls, options: PrepareOptions, points: np.ndarray) -> Thresholds | None:
+        """Return thresholds that give the numbers asked, None if the points are too few for them.
 
         Args:
-            names: hashes of the members' names, `uint64 (N,)`.
-            splits: their splits, `uint8 (N,)`.
-            path: the table's path, for the message.
-
-        Raises:
-            FormatError: a member stands in two clusters that lie in two splits.
+            options: fractions and numbers.
+            points: the smallest points of all distinct sequences or clusters, sorted, uint64 `(N,)`.
         """
-        order = np.argsort(names, kind="stable")
-        self._names, self._splits = names[order], splits[order]
-        repeated = self._names[1:] == self._names[:-1]
-        clash = np.flatnonzero(repeated & (self._splits[1:] != self._splits[:-1]))
-        if clash.size:
-            line = int(np.sort(order[clash[0] : clash[0] + 2])[1]) + 1
-            raise FormatError(f"{path}:{line}: this member stands in two clusters; a member belongs to one")
+        test_end = _end(options.test, 0, points)
+        valid_end = None if test_end is None else _end(options.valid, test_end, points)
+        return None if test_end is None or valid_end is None else cls(test_end, valid_end)
 
-    def find(self, name: int) -> int | None:
-        """Return the split of the member whose name has this hash, None if it is not in the table."""
-        place = int(np.searchsorted(self._names, np.uint64(name)))
-        if place == len(self._names) or int(self._names[place]) != name:
-            return None
-        return int(self._splits[place])
+    @classmethod
+    def of_clusters(cls, options: PrepareOptions, representatives: Iterable[bytes]) -> Thresholds:
+        """Return thresholds for clusters, whose representatives are asked only if they must be counted."""
+        fractions = cls.of_fractions(options)
+        if fractions is not None:
+            return fractions
+        points = np.unique(
+            np.fromiter((name_point(name, options.split_seed) for name in representatives), np.uint64)
+        )
+        found = cls.of_points(options, points)
+        if found is None:
+            raise ValueError(
+                f"--valid {options.valid:g} --test {options.test:g}: there are only {len(points):,} clusters in {options.clusters}"
+            )
+        return found
+
+    def split_at(self, point: int) -> int:
+        """Return the number of the split of one point."""
+        return TEST if point < self.test_end else VALID if point < self.valid_end else TRAIN
+
+    def splits_at(self, points: np.ndarray) -> np.ndarray:
+        """Return the numbers of the splits of points, uint8 `(N,)`; `points` is uint64."""
+        splits = np.full(len(points), TRAIN, np.uint8)
+        for end, split in ((self.valid_end, VALID), (self.test_end, TEST)):
+            splits[points < np.uint64(end)] = split
+        return splits
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """The part of the range that each split takes, by number."""
+        test, valid = self.test_end / _RANGE, (self.valid_end - self.test_end) / _RANGE
+        return {TRAIN: 1 - test - valid, VALID: valid, TEST: test, OOD: 0.0}
 
 
-def _hash_name(name: bytes) -> int:
-    """Return a 64-bit hash of a name."""
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
+def num_asked(options: PrepareOptions) -> int:
+    """Return how many sequences or clusters are asked for by number."""
+    return int(sum(share for share in (options.valid, options.test) if share >= 1))
 
 
-def _to_bytes(name: str) -> bytes:
-    """Return the bytes a name had in its file."""
-    return name.encode("utf-8", "surrogateescape")
-
-
-def _read_lines(path: str) -> Iterator[bytes]:
-    """Iterate over the lines of a plain or gzip file without their ends."""
-    with open(path, "rb") as file:
-        zipped = file.read(2) == _GZIP_MAGIC
-    opener = gzip.open if zipped else open
-    try:
-        with opener(path, "rb") as lines:
-            for line in lines:
-                yield line.rstrip(b"\r\n")
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise FormatError(f"{path}: damaged gzip file ({error})") from None
+def _end(share: float, start: int, points: np.ndarray) -> int | None:
+    """Return where a split that begins at `start` ends, None if there are too few points."""
+    if share < 1:
+        return min(start + int(share * _RANGE), _RANGE - 1)
+    place = int(np.searchsorted(points, np.uint64(start))) + int(share)
+    return min(int(points[place - 1]) + 1, _RANGE - 1) if place <= len(points) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from prepared import (
     write_fasta,
 )
 
+from data_prep.memory import MemoryPlan
 from data_prep.options import PrepareOptions
 from data_prep.prepare import prepare
 from protperf.formats.manifest import Manifest, read_manifest
@@ -58,7 +60,8 @@ def test_manifest_counts_are_those_of_the_shards(sample_dataset: Path):
         assert stats.residues == sum(lengths)
         assert stats.tokens == sum(lengths) + 2 * len(lengths)
         assert stats.windows == windows[split]
-        bins = Counter(str(2 ** int(np.log2(length))) for length in lengths)
+        bounds = sorted({math.ceil(2 ** (i / 4)) for i in range(80)})
+        bins = Counter(str(max(bound for bound in bounds if bound <= length)) for length in lengths)
         assert stats.length_histogram == dict(bins)
     residues = Counter("".join(proteins["train"]))
     assert {letter: n for letter, n in manifest.residue_counts.items() if n} == dict(residues)
@@ -141,8 +144,12 @@ def test_bytes_depend_on_the_sequences_alone(tmp_path: Path):
     first, second = write_fasta(tmp_path / "b1.fasta", renamed[:250]), tmp_path / "b2.fasta.gz"
     with gzip.open(second, "wt") as file:
         file.write(Path(write_fasta(tmp_path / "b2.fasta", renamed[250:])).read_text())
-    prepare([str(second), first], tmp_path / "b", options, buffer_bytes=1)
-    prepare([first, str(second)], tmp_path / "c", options, buffer_bytes=50_000)
+    plans = {  # parts of a record, of the first, and of thousands; steps of a few proteins, and of all
+        "b": MemoryPlan(1 << 30, workers=1, part_bytes=1, step_bytes=3000),
+        "c": MemoryPlan(1 << 30, workers=1, part_bytes=50_000, step_bytes=1 << 30),
+    }
+    prepare([str(second), first], tmp_path / "b", options, plan=plans["b"])
+    prepare([first, str(second)], tmp_path / "c", options, plan=plans["c"])
     assert len(shard_bytes(tmp_path / "a")) > 5
     assert shard_bytes(tmp_path / "a") == shard_bytes(tmp_path / "b") == shard_bytes(tmp_path / "c")
     assert read_manifest(tmp_path / "a").digest == read_manifest(tmp_path / "b").digest

@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prepared import REPOSITORY, SAMPLE, all_proteins, random_records, read_fasta, shard_bytes, write_fasta
 
+from data_prep.memory import MemoryPlan
 from data_prep.options import PrepareOptions
 from data_prep.prepare import main, prepare
 from protperf.formats import FormatError
@@ -29,7 +31,8 @@ SHARED = Path(os.environ.get("PROTPERF_SHARED", REPOSITORY.parent / "shared"))
 KILLED_BUILD = """
 import os, signal, sys
 from data_prep import {module} as module
-from data_prep.prepare import main
+from data_prep import prepare as command
+from data_prep.memory import MemoryPlan
 real, calls = module.{owner}{name}, [0]
 def killing(*arguments, **keywords):
     calls[0] += 1
@@ -37,40 +40,90 @@ def killing(*arguments, **keywords):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments, **keywords)
 module.{owner}{name} = killing
-main({argv!r})
+command.MemoryPlan.fit = lambda memory, workers: MemoryPlan(memory, 1, 20_000, 10_000)
+command.main({argv!r})
 """
 
+STAGES = {
+    "before-the-first-task": ("build", "", "map_part", 1),
+    "while-a-part-is-written": ("sorted_parts", "", "commit_file", 3),
+    "before-a-part-is-in-the-journal": ("journal", "Journal.", "add", 2),
+    "while-a-line-of-the-journal-is-written": ("journal", "os.", "fsync", 5),
+    "between-the-stages": ("build", "Build.", "_thresholds", 1),
+    "while-a-shard-is-written": ("shard_writer", "", "hash_file", 2),
+    "in-a-later-range": ("build", "", "reduce_range", 3),
+    "while-pieces-are-joined": ("build", "", "join_pieces", 1),
+    "before-the-manifest-is-made": ("prepare", "", "write_manifest", 1),
+    "while-files-are-moved": ("folder", "os.", "replace", 3),
+    "before-the-manifest-is-moved": ("folder", "", "sync_folder", 1),
+}
 
-@pytest.mark.parametrize(
-    ("module", "owner", "name", "call"),
-    [
-        ("spill", "Spill.", "take", 100),
-        ("pack", "", "write_shard", 2),
-        ("folder", "", "sync_folder", 1),
-        ("prepare", "", "write_manifest", 1),
-    ],
-    ids=[
-        "while-packing",
-        "at-the-second-shard",
-        "before-the-manifest-is-moved",
-        "before-the-manifest-is-made",
-    ],
-)
-def test_killed_build_looks_unfinished_and_runs_again_to_the_same_bytes(
-    tmp_path: Path, module: str, owner: str, name: str, call: int
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_build_looks_unfinished_and_goes_on_to_the_same_bytes(
+    tmp_path: Path, stage: str, capsys: pytest.CaptureFixture[str]
 ):
-    fasta = write_fasta(tmp_path / "a.fasta", read_fasta(SAMPLE)[:200])
+    module, owner, name, call = STAGES[stage]
+    fasta = write_fasta(tmp_path / "a.fasta", [*read_fasta(SAMPLE)[:200], ("bad", "MK*K")])
     options = ["--window", "128", "--shard-windows", "200", "--valid", "0.1", "--test", "0.1"]
+    options += ["--workers", "1"]
     assert main([fasta, str(tmp_path / "whole"), *options]) == 0
     argv = [fasta, str(tmp_path / "out"), *options]
     script = KILLED_BUILD.format(module=module, owner=owner, name=name, call=call, argv=argv)
+    script = script.replace("data_prep import shard_writer", "protperf.formats import shard_writer")
     killed = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     with pytest.raises(FormatError, match=r"no manifest\.json"):
         read_manifest(tmp_path / "out")
+    capsys.readouterr()
     assert main(argv) == 0
+    assert ("going on with the unfinished build" in capsys.readouterr().err) == (
+        stage != "before-the-first-task"
+    )
     assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path / "out")) == sorted(os.listdir(tmp_path / "whole"))
+    assert read_manifest(tmp_path / "out") == read_manifest(tmp_path / "whole")
+    skipped = [(tmp_path / name / "skipped.tsv").read_text() for name in ("out", "whole")]
+    assert skipped[0] == skipped[1]
+
+
+def unfinished(tmp_path: Path) -> tuple[str, list[str]]:
+    """Leave an unfinished build in `out`; return its input and its options."""
+    fasta = write_fasta(tmp_path / "a.fasta", read_fasta(SAMPLE)[:50])
+    options = ["--window", "128", "--workers", "1"]
+    argv = [fasta, str(tmp_path / "out"), *options]
+    script = KILLED_BUILD.format(module="build", owner="", name="reduce_range", call=1, argv=argv)
+    assert subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+    ).returncode
+    return fasta, options
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed", "3"], "--seed was 0, is 3"),
+        (["--window", "64"], "--window was 128, is 64"),
+        (["--taxa", "9606"], "--taxa was '', is '9606'"),
+        (["--strict"], "--strict was False, is True"),
+    ],
+)
+def test_unfinished_build_of_other_options_is_refused_by_name(tmp_path: Path, more: list[str], message: str):
+    fasta, options = unfinished(tmp_path)
+    with pytest.raises(ValueError, match=f"unfinished build of something else: {re.escape(message)}"):
+        main([fasta, str(tmp_path / "out"), *options, *more])
+    assert main([fasta, str(tmp_path / "out"), *options, "--release", "says nothing of the bytes"]) == 0
+
+
+def test_unfinished_build_of_changed_inputs_is_refused_until_forced(tmp_path: Path):
+    fasta, options = unfinished(tmp_path)
+    changed = [*read_fasta(SAMPLE)[:49], ("new", "MKVMKV")]
+    write_fasta(tmp_path / "a.fasta", changed)
+    argv = [fasta, str(tmp_path / "out"), *options]
+    with pytest.raises(ValueError, match=r"a\.fasta was changed since"):
+        main(argv)
+    assert main([*argv, "--force"]) == 0
+    assert all_proteins(tmp_path / "out") == Counter({sequence for _, sequence in changed})
 
 
 def test_killed_replacement_runs_again_and_leaves_nothing_of_the_old_dataset(tmp_path: Path):
@@ -85,7 +138,12 @@ def test_killed_replacement_runs_again_and_leaves_nothing_of_the_old_dataset(tmp
     ).returncode
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert main(argv) == 0
-    assert sorted(os.listdir(tmp_path / "out")) == ["manifest.json", "ngrams.h5", "train-00000-of-00001.h5"]
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "manifest.json",
+        "ngrams.h5",
+        "report.html",
+        "train-00000-of-00001.h5",
+    ]
 
 
 def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -100,26 +158,38 @@ def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount(8)")
-@pytest.mark.parametrize("size_mb", [1, 2, 3])
-def test_really_full_disk_leaves_nothing(tmp_path: Path, size_mb: int):
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a small tmpfs")
-    try:
-        fasta = tmp_path / "all.fasta"
-        write_fasta(fasta, [(name, sequence * 3) for name, sequence in read_fasta(SAMPLE)])
-        with pytest.raises(OSError, match="No space left on device; nothing was kept"):
-            prepare([str(fasta)], disk / "out", PrepareOptions(shard_windows=50))
-        assert list(disk.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("part_bytes", [300_000, 1 << 30], ids=["after-some-parts", "in-the-first-part"])
+def test_really_full_disk_is_said_and_with_more_room_the_build_goes_on(
+    tmp_path: Path, small_disk: Path, part_bytes: int
+):
+    fasta, out = tmp_path / "all.fasta", small_disk / "out"
+    write_fasta(fasta, [(name, sequence * 3) for name, sequence in read_fasta(SAMPLE)])
+    options = PrepareOptions(shard_windows=50)
+    with pytest.raises(ValueError, match=r"needs about .* MB of disk, .* MB are free there; make room"):
+        prepare([str(fasta)], out, options)
+    assert list(small_disk.iterdir()) == []
+    plan = MemoryPlan(1 << 30, workers=1, part_bytes=part_bytes, step_bytes=1 << 20)
+    kept = "what is done is kept" if part_bytes < 1 << 30 else "nothing was kept"
+    with pytest.raises(OSError, match=f"No space left on device; {kept} there: make room"):
+        prepare([str(fasta)], out, options, plan=plan, check_disk=False)
+    assert not (out / "manifest.json").exists()
+    assert out.exists() == (part_bytes < 1 << 30)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    prepare([str(fasta)], out, options, plan=plan)
+    prepare([str(fasta)], tmp_path / "whole", options)
+    assert shard_bytes(out) == shard_bytes(tmp_path / "whole")
 
 
 def test_dataset_is_replaced_only_by_force_and_whole(tmp_path: Path):
@@ -138,7 +208,13 @@ def test_dataset_is_replaced_only_by_force_and_whole(tmp_path: Path):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     few = write_fasta(tmp_path / "few.fasta", random_records([20] * 5))
     assert main([few, str(out), *options, "--force", "--valid", "0", "--test", "0"]) == 0
-    assert sorted(os.listdir(out)) == ["manifest.json", "ngrams.h5", "notes.txt", "train-00000-of-00001.h5"]
+    assert sorted(os.listdir(out)) == [
+        "manifest.json",
+        "ngrams.h5",
+        "notes.txt",
+        "report.html",
+        "train-00000-of-00001.h5",
+    ]
     assert (out / "notes.txt").read_text() == "mine"
 
 

@@ -1,0 +1,351 @@
+"""The stages of a build: map the parts of the input, sort out the splits, reduce ranges of keys to shards, publish.
+
+Tasks run through one `TaskRunner`, in any order and anywhere; each leaves a file by rename and a line in the journal. What
+is written depends on neither.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from data_prep.clustering import run_mmseqs
+from data_prep.executors.runner import TaskRunner
+from data_prep.journal import Journal
+from data_prep.keys import split_points
+from data_prep.mapping import MapResult, MapTask, map_part
+from data_prep.memory import MemoryPlan
+from data_prep.options import MMSEQS, PrepareOptions
+from data_prep.reading import PartReader
+from data_prep.reducing import ReducePlan, join_pieces, ngram_name, reduce_range
+from data_prep.sorted_parts import BY_SEQUENCE, SortedPart
+from data_prep.splits import Thresholds, num_asked
+from data_prep.tables import write_tables
+from protperf.formats.counts import NUM_EXAMPLES, Counts
+from protperf.formats.fasta import nothing_in
+from protperf.formats.manifest import SPLITS, ShardEntry, SplitStats
+from protperf.formats.ngrams import NgramCounter, NgramCounts
+from protperf.formats.records import Skipped
+from protperf.formats.skipped import SkippedTable
+from protperf.formats.streams import place_of, progress_bar
+from protperf.vocab import VOCABULARY
+
+_SCANNED = 1 << 18
+
+
+@dataclass
+class Built:
+    """What a build made; its files lie in the work folder.
+
+    Attributes:
+        counts: what reading met.
+        dropped: accepted records dropped after reading, by the name of their count.
+        splits: contents by split.
+        shards: by split and index.
+        ngrams: of the split `train`.
+        residue_counts: of the split `train`, by letter.
+    """
+
+    counts: Counts
+    dropped: Counter[str]
+    splits: dict[str, SplitStats]
+    shards: list[ShardEntry]
+    ngrams: NgramCounts
+    residue_counts: dict[str, int]
+
+
+class Build:
+    """One build in a work folder.
+
+    Args:
+        inputs: paths.
+        work: the folder; `journal` says what is done there already.
+        options: of the dataset.
+        journal: of the folder.
+        strict: a bad record ends the build.
+        memory: what fits.
+        part_bytes: text of a part.
+        say: takes lines of log.
+    """
+
+    def __init__(
+        self,
+        inputs: list[str],
+        work: Path,
+        options: PrepareOptions,
+        journal: Journal,
+        *,
+        strict: bool,
+        memory: MemoryPlan,
+        part_bytes: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.inputs = inputs
+        self.work = work
+        self.options = options
+        self.journal = journal
+        self._strict = strict
+        self._memory = memory
+        self._part_bytes = part_bytes
+        self._say = say
+        self.reader: PartReader
+
+    def run(self, runner: TaskRunner) -> Built:
+        """Carry out all stages.
+
+        Raises:
+            ValueError: a bad input or table, or no record is left.
+            OSError: the disk is full, or a file cannot be read or written.
+        """
+        named = self._prepare_tables(runner.workers)
+        self._map(runner)
+        results = [MapResult(**result) for _, result in sorted(self.journal.of("part").items())]
+        counts, dropped = self._count(results)
+        thresholds = self._thresholds(named, sum(result.kept for result in results))
+        plan = self._plan(results, thresholds)
+        self._reduce(runner, plan)
+        self._join(runner, plan)
+        return self._gather(plan, counts, dropped)
+
+    def _prepare_tables(self, threads: int) -> Thresholds | None:
+        """Write the tables of names, once; return the thresholds of the clusters' splits."""
+        done, options = self.journal.of("tables"), self.options
+        if (options.clusters or options.ood_families) and 0 not in done:
+            if options.clusters == MMSEQS:
+                table = run_mmseqs(
+                    self.inputs,
+                    self.work / "mmseqs",
+                    options,
+                    threads=threads,
+                    memory=self._memory.total,
+                    say=self._say,
+                )
+                options = replace(options, clusters=str(table))
+            folder = self.work / "tables"
+            folder.mkdir(exist_ok=True)
+            for left in folder.iterdir():
+                left.unlink()
+            thresholds = write_tables(folder, options)
+            self.journal.add(
+                "tables", 0, thresholds and [str(thresholds.test_end), str(thresholds.valid_end)]
+            )
+        ends = done.get(0)
+        return Thresholds(*map(int, ends)) if ends else None
+
+    def _map(self, runner: TaskRunner) -> None:
+        with progress_bar(self.inputs, shown=True) as advance:
+            self.reader = PartReader(
+                self.inputs, self.work, self.journal, part_bytes=self._part_bytes, advance=advance
+            )
+            tasks: list[MapTask] = []
+
+            def arguments() -> Iterator[tuple[MapTask, PrepareOptions, bool]]:
+                for task in self.reader:
+                    tasks.append(task)
+                    yield task, self.options, self._strict
+
+            for index, result in runner.run(map_part, arguments()):
+                task = tasks[index]
+                self.journal.add("part", task.index, result)
+                task.text_path.unlink(missing_ok=True)
+
+    def _count(self, results: list[MapResult]) -> tuple[Counts, Counter[str]]:
+        """Add up what reading met, in the order of the input, and write `skipped.tsv`."""
+        counts, dropped = Counts(), Counter[str]()
+        for number, path in enumerate(self.inputs):
+            mine = [results[part] for part in self.reader.parts_of(number)]
+            if not sum(result.records for result in mine):
+                raise nothing_in(place_of(path))
+            for result in mine:
+                _merge_counts(counts, result)
+                dropped.update(result.dropped)
+            if all(result.like_nucleotides for result in mine) and any(result.accepted for result in mine):
+                counts.repair("like_nucleotides", place_of(path))
+        for line in counts.summary():
+            self._say(line)
+        kept = sum(result.kept for result in results)
+        if not kept:
+            raise ValueError(_explain_nothing(counts, dropped))
+        if self.options.clusters and dropped["outside_clusters"] == kept:
+            raise ValueError(
+                f"{self.options.clusters}: names none of the records; its second column holds their first words or accessions"
+            )
+        self._write_skipped(len(results))
+        return counts, dropped
+
+    def _write_skipped(self, num_parts: int) -> None:
+        with SkippedTable(self.work / "skipped.tsv") as table:
+            for number in range(num_parts):
+                path = MapTask(number, self.work, "", 0, "").skipped_path
+                if path.exists():
+                    for line in path.read_text().splitlines():
+                        table.write(Skipped(*json.loads(line)))
+
+    def _thresholds(self, named: Thresholds | None, kept: int) -> Thresholds:
+        """Return where the splits end: of the clusters, of fractions, or so that the numbers asked come out."""
+        known = named or Thresholds.of_fractions(self.options)
+        if known is not None:
+            return known
+        fractions = sum(share for share in (self.options.valid, self.options.test) if share < 1)
+        bound = fractions + 2 * num_asked(self.options) / kept + 0.01
+        while True:
+            points = self._smallest_points(min(bound, 1.0))
+            found = Thresholds.of_points(self.options, points)
+            if found is not None:
+                return found
+            if bound >= 1:
+                raise ValueError(
+                    f"--valid {self.options.valid:g} --test {self.options.test:g}: there are only {len(points):,} distinct sequences"
+                )
+            bound *= 4
+
+    def _smallest_points(self, bound: float) -> np.ndarray:
+        """Return the points below `bound` of all distinct sequences whose split is theirs to draw, sorted, uint64."""
+        limit, found = np.uint64(min(int(bound * 2**64), 2**64 - 1)), [np.empty(0, np.uint64)]
+        for path in _sorted_names(self.journal):
+            with SortedPart(self.work / path) as part:
+                for start in range(0, part.num_records, _SCANNED):
+                    records = part.records(start, min(start + _SCANNED, part.num_records))
+                    points = split_points(
+                        records["low"][records["split"] == BY_SEQUENCE], self.options.split_seed
+                    )
+                    found.append(points[points <= limit])
+        return np.unique(np.concatenate(found))
+
+    def _plan(self, results: list[MapResult], thresholds: Thresholds) -> ReducePlan:
+        """Decide on the number of shards: it depends on the records alone, not on parts, memory or workers."""
+        tokens = Counter[str]()
+        for result in results:
+            tokens.update(result.tokens)
+        num_shards = [
+            _count_shards(tokens[name] + thresholds.shares[split] * tokens["sequence"], self.options)
+            for split, name in enumerate(SPLITS)
+        ]
+        per_range = tokens.total() / max(num_shards)
+        steps = 1 << max(0, math.ceil(math.log2(per_range / self._memory.step_bytes)))
+        return ReducePlan(self.work, _sorted_names(self.journal), num_shards, thresholds, steps)
+
+    def _reduce(self, runner: TaskRunner, plan: ReducePlan) -> None:
+        done = self.journal.of("range")
+        numbers = [number for number in range(plan.num_ranges) if number not in done]
+        with _counting("reduce", plan.num_ranges, len(done)) as advance:
+            tasks = ((number, plan, self.options) for number in numbers)
+            for index, result in runner.run(reduce_range, tasks):
+                self.journal.add("range", numbers[index], result)
+                advance()
+
+    def _join(self, runner: TaskRunner, plan: ReducePlan) -> None:
+        """Write the shards of the splits that have fewer than there are ranges."""
+        done = self.journal.of("join")
+        shards = [
+            (split, index)
+            for split, count in enumerate(plan.num_shards)
+            for index in range(count)
+            if count < plan.num_ranges and _join_number(split, index) not in done
+        ]
+        tasks = ((split, index, plan, self.options) for split, index in shards)
+        for number, result in runner.run(join_pieces, tasks):
+            self.journal.add("join", _join_number(*shards[number]), result)
+
+    def _gather(self, plan: ReducePlan, counts: Counts, dropped: Counter[str]) -> Built:
+        """Add up what the tasks found."""
+        ranges = [result for _, result in sorted(self.journal.of("range").items())]
+        for name in ("duplicates", "split_conflicts"):
+            dropped[name] = sum(result[name] for result in ranges)
+        counter = NgramCounter()
+        for number in range(len(ranges)):
+            counter.merge(self.work / ngram_name(number))
+        ngrams = counter.counts()
+        letters = VOCABULARY.tokens[: VOCABULARY.num_residues]
+        residue_counts = dict(zip(letters, ngrams.orders[1][: len(letters)].tolist(), strict=True))
+        shards, splits = [], {}
+        for split, name in enumerate(SPLITS):
+            joined = plan.num_shards[split] < plan.num_ranges
+            found = [
+                self.journal.of("join")[_join_number(split, index)]
+                if joined
+                else ranges[index]["shards"][name]
+                for index in range(plan.num_shards[split])
+            ]
+            mine = [ShardEntry(**each["shard"]) for each in found if each["shard"]]
+            tail = Counter[int]()
+            for each in found:
+                tail.update({int(token): number for token, number in each["tail"].items()})
+            splits[name] = _add_up([result["splits"][name] for result in ranges], mine, tail)
+            dropped["tail_sequences"] += tail[VOCABULARY.bos]
+            dropped["tail_residues"] += sum(tail[token] for token in range(len(letters)))
+            if name == "train":
+                for token, letter in enumerate(letters):
+                    residue_counts[letter] -= tail[token]
+            shards += mine
+        return Built(counts, dropped, splits, shards, ngrams, residue_counts)
+
+
+def _merge_counts(counts: Counts, result: MapResult) -> None:
+    counts.accept_many(result.accepted, result.residues)
+    counts.records += result.records - result.accepted
+    for skipped in (Skipped(*fields) for fields in result.skipped_examples):
+        if sum(each.reason == skipped.reason for each in counts.skipped_examples) < NUM_EXAMPLES:
+            counts.skipped_examples.append(skipped)
+    counts.skipped.update(result.skipped)
+    for name, number in result.repaired.items():
+        counts.repair(name, result.repaired_examples[name], number)
+
+
+def _explain_nothing(counts: Counts, dropped: Counter[str]) -> str:
+    """Return why no record is left."""
+    if counts.accepted:
+        reasons = ", ".join(
+            f"{number:,} {name.replace('_', ' ')}" for name, number in dropped.items() if number
+        )
+        return f"no record is left of {counts.accepted:,} accepted: {reasons}; ask for less"
+    example = f"; the first: {counts.skipped_examples[0].message}" if counts.skipped_examples else ""
+    return f"no record accepted of {counts.records}{example}"
+
+
+def _sorted_names(journal: Journal) -> list[str]:
+    return [MapTask(number, Path(), "", 0, "").sorted_path.name for number in sorted(journal.of("part"))]
+
+
+def _count_shards(num_tokens: float, options: PrepareOptions) -> int:
+    """Return the number of key ranges of a split: a power of two, so that a shard holds about `shard_windows` windows."""
+    if not num_tokens:
+        return 0
+    return 1 << max(0, round(math.log2(num_tokens / (options.window * options.shard_windows))))
+
+
+def _join_number(split: int, index: int) -> int:
+    """Return one number for a shard of a split, for the journal."""
+    return index * len(SPLITS) + split
+
+
+def _add_up(results: list[dict[str, Any]], shards: list[ShardEntry], tail: Counter[int]) -> SplitStats:
+    """Return what a split holds, less what was dropped at the ends of its shards."""
+    lengths = Counter[str]()
+    for result in results:
+        lengths.update(result["lengths"])
+    sequences = sum(result["sequences"] for result in results)
+    residues = sum(result["residues"] for result in results)
+    return SplitStats(
+        sequences=sequences - tail[VOCABULARY.bos],
+        residues=residues - sum(tail[token] for token in range(VOCABULARY.num_residues)),
+        tokens=residues + 2 * sequences - tail.total(),
+        windows=sum(shard.windows for shard in shards),
+        length_histogram={length: lengths[length] for length in sorted(lengths, key=int)},
+    )
+
+
+@contextmanager
+def _counting(what: str, total: int, done: int) -> Iterator[Callable[[], Any]]:
+    """Show how many tasks are done, where stderr is a terminal."""
+    with tqdm(total=total, initial=done, desc=what, unit="task", disable=None, leave=False) as bar:
+        yield bar.update

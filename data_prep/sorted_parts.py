@@ -1,0 +1,120 @@
+"""The file that a map task leaves: the records of one part of the input, sorted by key.
+
+    header     the number of records and of fences, 8 bytes each
+    fences     the key of every 256th record, uint64
+    records    one `RECORD` each
+    tokens     `<bos>` and the residues of each record, in the same order
+
+So the records of a range of keys lie side by side and are found by two small reads.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from data_prep.keys import sort_records
+from protperf.formats.commit import commit_file
+from protperf.vocab import VOCABULARY
+
+RECORD = np.dtype([("key", "<u8"), ("low", "<u8"), ("end", "<u8"), ("split", "u1")])
+"""Order key, second half of the hash, end of the tokens, number of the split or `BY_SEQUENCE`."""
+
+BY_SEQUENCE = 255
+"""In place of a split: the sequence's own hash gives it."""
+
+EOS = bytes([VOCABULARY.eos])
+"""What a shard has behind each record and a part has not."""
+
+_FENCE = 256
+_JOINED = 4096
+_HEADER_BYTES = 16
+
+
+def write_part(
+    path: Path,
+    *,
+    keys: np.ndarray,
+    lows: np.ndarray,
+    splits: np.ndarray,
+    sequences: list[bytes],
+) -> None:
+    """Sort records by key and write them; the file appears when it is whole.
+
+    Args:
+        path: the file.
+        keys: order keys, uint64 `(N,)`.
+        lows: second halves of the hashes, uint64 `(N,)`.
+        splits: numbers of the splits, uint8 `(N,)`.
+        sequences: `<bos>` and the residues' tokens of each record.
+    """
+    order = sort_records(keys, lows)
+    records = np.empty(len(order), RECORD)
+    lengths = np.fromiter(map(len, sequences), np.uint64, len(sequences))
+    records["key"], records["low"], records["split"] = keys[order], lows[order], splits[order]
+    records["end"] = np.cumsum(lengths[order])
+    fences = records["key"][::_FENCE]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        np.array([len(records), len(fences)], np.uint64).tofile(file)
+        fences.astype(np.uint64).tofile(file)
+        records.tofile(file)
+        places = order.tolist()
+        for start in range(0, len(places), _JOINED):
+            file.write(b"".join([sequences[place] for place in places[start : start + _JOINED]]))
+    commit_file(temporary, path)
+
+
+class SortedPart:
+    """Reads a part; a context manager that holds one open file.
+
+    Attributes:
+        num_records: records in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+        self.num_records, self._num_fences = np.frombuffer(self._read(0, _HEADER_BYTES), np.uint64).tolist()
+        self._records_at = _HEADER_BYTES + 8 * self._num_fences
+        self._tokens_at = self._records_at + RECORD.itemsize * self.num_records
+
+    def __enter__(self) -> SortedPart:
+        return self
+
+    def bounds(self, keys: list[int]) -> list[int]:
+        """Return for each key the number of records below it; a key may be 2^64, above all."""
+        fences = np.frombuffer(self._read(_HEADER_BYTES, 8 * self._num_fences), np.uint64)
+        return [self._bound(fences, key) for key in keys]
+
+    def _bound(self, fences: np.ndarray, key: int) -> int:
+        if key >> 64:
+            return self.num_records
+        block = max(int(np.searchsorted(fences, np.uint64(key))) - 1, 0)
+        records = self.records(block * _FENCE, min((block + 1) * _FENCE, self.num_records))
+        return block * _FENCE + int(np.searchsorted(np.ascontiguousarray(records["key"]), np.uint64(key)))
+
+    def records(self, start: int, stop: int) -> np.ndarray:
+        """Return records, `RECORD` `(N,)`."""
+        size = RECORD.itemsize
+        return np.frombuffer(self._read(self._records_at + size * start, size * (stop - start)), RECORD)
+
+    def tokens(self, start: int, stop: int) -> bytes:
+        """Return tokens by their place."""
+        return self._read(self._tokens_at + start, stop - start)
+
+    def _read(self, place: int, size: int) -> bytes:
+        pieces = []
+        while size and (piece := os.pread(self._file, size, place)):
+            pieces.append(piece)
+            place, size = place + len(piece), size - len(piece)
+        assert not size, "a part is shorter than its header says"
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        os.close(self._file)
