@@ -175,7 +175,7 @@ class Build:
         kept = sum(result.kept for result in results)
         if not kept:
             raise ValueError(_explain_nothing(counts, dropped))
-        if self.options.clusters and dropped["outside_clusters"] == kept:
+        if self.options.clusters and dropped["outside_clusters"] == kept + dropped["not_representative"]:
             raise ValueError(
                 f"{self.options.clusters}: names none of the records; its second column holds their first words or accessions"
             )
@@ -210,16 +210,17 @@ class Build:
 
     def _smallest_points(self, bound: float) -> np.ndarray:
         """Return the points below `bound` of all distinct sequences whose split is theirs to draw, sorted, uint64."""
-        limit, found = np.uint64(min(int(bound * 2**64), 2**64 - 1)), [np.empty(0, np.uint64)]
+        limit = np.uint64(min(int(bound * 2**64), 2**64 - 1))
+        found, named = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
         for path in _sorted_names(self.journal):
             with SortedPart(self.work / path) as part:
                 for start in range(0, part.num_records, _SCANNED):
                     records = part.records(start, min(start + _SCANNED, part.num_records))
-                    points = split_points(
-                        records["low"][records["split"] == BY_SEQUENCE], self.options.split_seed
-                    )
-                    found.append(points[points <= limit])
-        return np.unique(np.concatenate(found))
+                    points = split_points(records["low"], self.options.split_seed)
+                    by_sequence = records["split"] == BY_SEQUENCE
+                    found.append(points[by_sequence & (points <= limit)])
+                    named.append(points[~by_sequence & (points <= limit)])
+        return np.setdiff1d(np.concatenate(found), np.concatenate(named))
 
     def _plan(self, results: list[MapResult], thresholds: Thresholds) -> ReducePlan:
         """Decide on the number of shards: it depends on the records alone, not on parts, memory or workers."""
@@ -287,6 +288,10 @@ class Build:
                 for token, letter in enumerate(letters):
                     residue_counts[letter] -= tail[token]
             shards += mine
+        if not shards:
+            raise ValueError(
+                f"no shard fills a window of {self.options.window:,} tokens; ask for a smaller --window, or --tail pad"
+            )
         return Built(counts, dropped, splits, shards, ngrams, residue_counts)
 
 

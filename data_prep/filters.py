@@ -60,7 +60,7 @@ class Filters:
         if self.options.max_length:
             drop("too_long", lengths > self.options.max_length)
         if self.options.max_x < 1:
-            drop("too_many_x", _count_x(block) > self.options.max_x * lengths)
+            drop("too_many_x", _count_x(block) / lengths > self.options.max_x)
         if self.options.filters_headers:
             self._judge_headers([parse_header(block.header(number)) for number in range(len(block))], drop)
         if self.table is not None:

@@ -240,6 +240,8 @@ def _report(manifest: Manifest, options: PrepareOptions) -> None:
             _say(
                 f"{split}: {stats.sequences:,} proteins, {stats.residues:,} residues, {stats.windows:,} windows, {num_shards} shard{'s' * (num_shards != 1)}"
             )
+        elif split == "train":
+            _say("train: EMPTY: the other splits take all there is; ask for less in them")
         elif wanted[split]:
             _say(
                 f"{split}: EMPTY: the hash gave it none of so few proteins; raise its share (now {wanted[split]:g}) or add data"

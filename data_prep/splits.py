@@ -84,7 +84,7 @@ class Thresholds:
     def shares(self) -> dict[int, float]:
         """The part of the range that each split takes, by number."""
         test, valid = self.test_end / _RANGE, (self.valid_end - self.test_end) / _RANGE
-        return {TRAIN: 1 - test - valid, VALID: valid, TEST: test, OOD: 0.0}
+        return {TRAIN: max(0.0, 1 - test - valid), VALID: valid, TEST: test, OOD: 0.0}
 
 
 def num_asked(options: PrepareOptions) -> int:

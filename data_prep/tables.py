@@ -162,7 +162,8 @@ def write_tables(folder: Path, options: PrepareOptions) -> Thresholds | None:
         writer.finish()
         return None
     representatives = _held_out_clusters(options, held_out)
-    thresholds = Thresholds.of_clusters(options, _representatives(options.clusters))
+    drawn = (name for name in _representatives(options.clusters) if name not in representatives)
+    thresholds = Thresholds.of_clusters(options, drawn)
     for number, representative, member in _read_clusters(options.clusters):
         split = (
             OOD

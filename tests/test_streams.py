@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
 import os
 import subprocess
 import sys
+import threading
+import zlib
 from pathlib import Path
 
+import isal.isal_zlib
+import numpy as np
 import pytest
 from reading import read, write_file
 
-from protperf.formats import FormatError
+from protperf.formats import FormatError, streams
 from protperf.formats.fasta import SequenceReader
 from protperf.formats.streams import open_stream
 
@@ -166,3 +171,40 @@ def test_progress_counts_stored_bytes_on_a_terminal_only(write, monkeypatch, cap
     monkeypatch.setattr(sys, "stderr", terminal)
     list(SequenceReader([name], progress=True))
     assert "100%" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("inflater", ["isal", "zlib"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_both_inflaters_read_members_and_refuse_damage(
+    inflater: str, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    chosen = isal.isal_zlib if inflater == "isal" else zlib
+    monkeypatch.setattr(streams, "_inflater", chosen.decompressobj)
+    monkeypatch.setattr(streams, "_inflate_error", chosen.error)
+    text = b">a\n" + np.random.default_rng(0).choice(list(b"ACDEFGHIK\n"), 1 << 20).astype("u1").tobytes()
+    packed = gzip.compress(text[:5000]) + gzip.compress(b"") + gzip.compress(text[5000:])
+    path, digest, sizes = tmp_path / "a", hashlib.sha256(), []
+
+    def read(content: bytes) -> bytes:
+        path.write_bytes(content)
+        with open_stream(path, sizes.append, ahead=ahead, digest=digest) as stream:
+            return b"".join(stream.pieces())
+
+    assert read(packed) == text
+    assert digest.hexdigest() == hashlib.sha256(packed).hexdigest()
+    assert sum(sizes) == len(packed)
+    for cut in (len(packed) - 1, len(packed) // 2, 40):
+        with pytest.raises(FormatError, match="truncated"):
+            read(packed[:cut])
+    for place in (len(packed) - 6, len(packed) - 2):  # in the CRC, in the length
+        with pytest.raises(FormatError, match="damaged gzip data or a wrong checksum"):
+            read(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1 :])
+
+
+def test_reading_ahead_ends_with_its_reader(tmp_path: Path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b">a\n" + b"MKV\n" * 10_000_000, 1))
+    with open_stream(path, lambda size: None, ahead=True) as stream:
+        next(stream.pieces())
+        assert "protperf-reading" in {thread.name for thread in threading.enumerate()}
+    assert "protperf-reading" not in {thread.name for thread in threading.enumerate()}

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from itertools import accumulate, pairwise
 
 from data_prep.report.charts import bar_cell, escape, length_chart
-from protperf.formats.manifest import LENGTH_BINS, Manifest, RecordCounts, SplitStats
+from protperf.formats.manifest import LENGTH_BINS, Manifest, SplitStats
 from protperf.formats.sizes import in_units
 from protperf.vocab import OTHER_RESIDUES, STANDARD_RESIDUES
 

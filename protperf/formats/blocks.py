@@ -52,7 +52,10 @@ def cut_records(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
             held, num_held, searched = [piece[place + 1 :]], len(piece) - place - 1, 0
         while num_held >= size:
             text = held[0] if len(held) == 1 else b"".join(held)
-            end = _last_start(text, size) or _first_start(text, max(searched, size))
+            first = 0 if text.startswith(b">") else _next_start(text, 1)
+            end = 0
+            if first or text.startswith(b">"):
+                end = _last_start(text, first, size) or _next_start(text, max(searched, size, first + 1))
             if not end:
                 held, searched = [text], len(text) - 1
                 break
@@ -63,22 +66,15 @@ def cut_records(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
         yield rest
 
 
-def _last_start(text: bytes, stop: int) -> int:
-    """Return the place of the last record before `stop` that is not the first one, 0 if there is none."""
-    for mark in (b"\n>", b"\r>"):
-        place = text.rfind(mark, 0, stop)
-        if place >= 0 and (text.startswith(b">") or text.find(mark, 0, place) >= 0):
-            return place + 1
-    return 0
+def _last_start(text: bytes, first: int, stop: int) -> int:
+    """Return the place of the last record after the one at `first` that begins before `stop`, 0 if there is none."""
+    return (text.rfind(b"\n>", first, stop) + 1) or (text.rfind(b"\r>", first, stop) + 1)
 
 
-def _first_start(text: bytes, start: int) -> int:
-    """Return the place of the first record whose line end lies at or after `start - 1`, 0 if there is none."""
+def _next_start(text: bytes, start: int) -> int:
+    """Return the place of the first record at or after `start`, which is at least 1; 0 if there is none."""
     places = [text.find(mark, start - 1) + 1 for mark in (b"\n>", b"\r>")]
-    place = min((place for place in places if place), default=0)
-    if place and not text.startswith(b">") and _last_start(text, place + 1) != place:
-        return _first_start(text, place + 1)
-    return place
+    return min((place for place in places if place), default=0)
 
 
 def count_lines(text: bytes) -> int:

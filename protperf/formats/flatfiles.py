@@ -22,6 +22,10 @@ KINDS = {
 """`Bio.SeqIO` format names, with the words that messages use."""
 
 
+_EVIDENCE = ("protein", "transcript", "inferred from homology", "predicted", "uncertain")
+_DIGITS = ("1", "2", "3", "4", "5")
+
+
 def entries(stream: SequenceStream) -> Iterator[RawRecord]:
     """Yield the entries of a file; of GenBank nucleotides the translation of each coding sequence.
 
@@ -77,7 +81,7 @@ def _residues(entry: Any) -> bytes:
 
 
 def _header(entry: Any) -> str:
-    """Write id, name and the fields OS, OX and GN as a FASTA header does."""
+    """Write id, name and the fields OS, OX, GN and PE as a FASTA header does."""
     notes = entry.annotations
     name = entry.description
     record_id = next((word for word in (entry.id, entry.name) if not word.startswith("<unknown")), "")
@@ -87,7 +91,12 @@ def _header(entry: Any) -> str:
         name = full_name.group(1).strip() + fragment
     elif "sequence_fragment" in notes:
         name += " (Fragment)"
-    fields = {"OS": notes.get("organism"), "OX": _first(notes.get("ncbi_taxid")), "GN": _gene(notes)}
+    fields = {
+        "OS": notes.get("organism"),
+        "OX": _first(notes.get("ncbi_taxid")) or _taxon(entry.dbxrefs),
+        "GN": _gene(notes),
+        "PE": _evidence(notes),
+    }
     words = [record_id, "" if name.startswith("<unknown") else name]
     words += [f"{key}={value}" for key, value in fields.items() if value]
     return re.sub(rf"[{WHITE_SPACE}]+", " ", " ".join(words)).strip(" ")
@@ -98,6 +107,19 @@ def _gene(notes: dict[str, Any]) -> str:
     gene = _first(genes)
     name = str(gene.get("Name", "")) if isinstance(gene, dict) else str(gene)
     return name.split(" {", 1)[0]
+
+
+def _taxon(references: list[str]) -> str:
+    """Return the taxonomy number that UniProt XML has among the cross-references."""
+    prefix = "NCBI Taxonomy:"
+    return next((name.removeprefix(prefix) for name in references if name.startswith(prefix)), "")
+
+
+def _evidence(notes: dict[str, Any]) -> str:
+    """Return the level of protein existence, a digit: `.dat` has it as a number, XML in words."""
+    found = str(_first(notes.get("protein_existence") or notes.get("proteinExistence") or ""))
+    words = found.lower().removeprefix("evidence at ").removesuffix(" level")
+    return str(_EVIDENCE.index(words) + 1) if words in _EVIDENCE else found if found in _DIGITS else ""
 
 
 def _first(value: Any) -> Any:
