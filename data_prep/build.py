@@ -22,7 +22,7 @@ from data_prep.clustering import run_mmseqs
 from data_prep.executors.runner import TaskRunner
 from data_prep.journal import Journal
 from data_prep.keys import split_points
-from data_prep.mapping import MapResult, MapTask, map_part
+from data_prep.mapping import MapResult, MapTask, map_part, skipped_name, sorted_name
 from data_prep.memory import MemoryPlan
 from data_prep.options import MMSEQS, PrepareOptions
 from data_prep.reading import PartReader
@@ -185,7 +185,7 @@ class Build:
     def _write_skipped(self, num_parts: int) -> None:
         with SkippedTable(self.work / "skipped.tsv") as table:
             for number in range(num_parts):
-                path = MapTask(number, self.work, "", 0, "").skipped_path
+                path = self.work / skipped_name(number)
                 if path.exists():
                     for line in path.read_text().splitlines():
                         table.write(Skipped(*json.loads(line)))
@@ -318,7 +318,7 @@ def _explain_nothing(counts: Counts, dropped: Counter[str]) -> str:
 
 
 def _sorted_names(journal: Journal) -> list[str]:
-    return [MapTask(number, Path(), "", 0, "").sorted_path.name for number in sorted(journal.of("part"))]
+    return [sorted_name(number) for number in sorted(journal.of("part"))]
 
 
 def _count_shards(num_tokens: float, options: PrepareOptions) -> int:

@@ -51,7 +51,7 @@ class OutputFolder:
             force: replace a dataset that is already there; it stays whole until the new one is.
         """
         self.path = path
-        self.work = path / WORK_NAME
+        self.work = path.absolute() / WORK_NAME  # workers on a cluster stand in other folders
         self.keep = False
         self.force = force
         self._created = False

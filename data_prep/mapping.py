@@ -13,16 +13,15 @@ import numpy as np
 
 from data_prep.filters import Filters
 from data_prep.keys import hash_sequences, order_keys
+from data_prep.memory import reuse_memory
 from data_prep.options import PrepareOptions
 from data_prep.sorted_parts import BY_SEQUENCE, write_part
-from protperf.formats.blocks import BLOCK_BYTES, Block, BlockParser, cut_records
+from protperf.formats.blocks import Block, BlockParser
 from protperf.formats.commit import commit_bytes
 from protperf.formats.counts import Counts
 from protperf.formats.fasta import stopped
 from protperf.formats.manifest import SPLITS
 from protperf.formats.records import Policy, Skipped
-
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,8 @@ class MapTask:
         work: the build's work folder.
         place: name of the input in messages.
         first_line: number of the part's first line in it, or of its first entry.
-        unit: what is counted: `line`, or `entry` of a file that is no FASTA; then each entry has two lines in the part.
+        unit: what is counted: `line`, or `entry` of a file that is no FASTA, whose text is that of `entry_text`.
+        blocks: sizes of the blocks of text, one behind the other, each ending where a record does.
     """
 
     index: int
@@ -42,6 +42,7 @@ class MapTask:
     place: str
     first_line: int
     unit: str
+    blocks: tuple[int, ...]
 
     @property
     def text_path(self) -> Path:
@@ -51,12 +52,12 @@ class MapTask:
     @property
     def sorted_path(self) -> Path:
         """The part's records."""
-        return self.work / f"part-{self.index:06d}.sorted"
+        return self.work / sorted_name(self.index)
 
     @property
     def skipped_path(self) -> Path:
         """The records of the part that were left out, if there are any: one JSON list a line."""
-        return self.work / f"part-{self.index:06d}.skipped"
+        return self.work / skipped_name(self.index)
 
 
 @dataclass
@@ -91,6 +92,16 @@ class MapResult:
     tokens: dict[str, int] = field(default_factory=dict)
 
 
+def sorted_name(index: int) -> str:
+    """Return the name of a part's file of records."""
+    return f"part-{index:06d}.sorted"
+
+
+def skipped_name(index: int) -> str:
+    """Return the name of a part's list of left-out records."""
+    return f"part-{index:06d}.skipped"
+
+
 def map_part(task: MapTask, options: PrepareOptions, strict: bool) -> dict[str, Any]:
     """Carry out a map task; its text is left for the caller to remove.
 
@@ -100,6 +111,7 @@ def map_part(task: MapTask, options: PrepareOptions, strict: bool) -> dict[str, 
     Raises:
         FormatError: with `strict` for the first record that would be left out; text without any header.
     """
+    reuse_memory()
     counts, filters = Counts(), Filters.open(options, task.work / "tables")
     policy = Policy(gaps=options.gaps, unknown=options.unknown)
     result, dropped = MapResult(), Counter[str]()
@@ -127,10 +139,11 @@ def map_part(task: MapTask, options: PrepareOptions, strict: bool) -> dict[str, 
 
 def _blocks(task: MapTask, policy: Policy, counts: Counts) -> Iterator[Block]:
     """Yield the part's records, block by block."""
+    parser = BlockParser(task.place, policy, counts, first_line=task.first_line, unit=task.unit)
     with open(task.text_path, "rb", buffering=0) as file:
-        pieces = iter(lambda: file.read(_READ_BYTES), b"")
-        parser = BlockParser(task.place, policy, counts, first_line=task.first_line, unit=task.unit)
-        for text in cut_records(pieces, BLOCK_BYTES):
+        for size in task.blocks:
+            text = file.read(size)
+            assert len(text) == size
             yield parser.parse(text)
 
 

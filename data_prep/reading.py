@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_prep.journal import Journal
 from data_prep.mapping import MapTask
-from protperf.formats.blocks import count_lines, cut_records, entry_text
+from protperf.formats.blocks import BLOCK_BYTES, count_lines, cut_records, entry_text
 from protperf.formats.fasta import nothing_in
 from protperf.formats.manifest import InputEntry
 from protperf.formats.streams import STDIN, Advance, SequenceStream, open_stream, place_of
@@ -22,7 +22,7 @@ class PartReader:
         inputs: paths, `-` for standard input.
         work: folder for the parts' text.
         journal: knows which parts are mapped and which inputs are read to their ends.
-        part_bytes: text of a part, if no record is longer.
+        part_bytes: text of a part, about: it ends with the block that reaches this.
         advance: called with the number of stored bytes at each read.
 
     Attributes:
@@ -83,35 +83,45 @@ class PartReader:
 
         with open_stream(path, advance, ahead=True, digest=digest) as stream:
             line, unit = 1, "line" if stream.kind == "fasta" else "entry"
-            for text, lines in self._texts(stream):
-                task = MapTask(self.num_parts, self._work, place_of(path), line, unit)
+            for blocks, lines in self._parts(stream):
+                sizes = tuple(map(len, blocks))
+                task = MapTask(self.num_parts, self._work, place_of(path), line, unit, sizes)
                 self.num_parts += 1
                 line += lines
                 if task.index not in self._journal.of("part"):
-                    task.text_path.write_bytes(text)
+                    with open(task.text_path, "wb", buffering=0) as file:
+                        for block in blocks:
+                            file.write(block)
                     yield task
         if first == self.num_parts:
             raise nothing_in(place_of(path))
         known = {"sha256": digest.hexdigest(), "bytes": size, "parts": [first, self.num_parts]}
         self._journal.add("file", number, known)
 
-    def _texts(self, stream: SequenceStream) -> Iterator[tuple[bytes, int]]:
-        """Yield parts of text with the number of lines, or entries, in each."""
-        if stream.kind == "fasta":
-            for text in cut_records(stream.pieces(), self._part_bytes):
-                yield text, count_lines(text)
-            return
-        from protperf.formats.flatfiles import entries
-
-        held, size = [], 0
-        for entry in entries(stream):
-            held.append(entry_text(entry))
-            size += len(held[-1])
+    def _parts(self, stream: SequenceStream) -> Iterator[tuple[list[bytes], int]]:
+        """Yield parts, each as blocks of text, with the number of lines or entries in it."""
+        held: list[bytes] = []
+        size = lines = 0
+        for block, num_lines in _blocks(stream):
+            held.append(block)
+            size, lines = size + len(block), lines + num_lines
             if size >= self._part_bytes:
-                yield b"".join(held), len(held)
-                held, size = [], 0
+                yield held, lines
+                held, size, lines = [], 0, 0
         if held:
-            yield b"".join(held), len(held)
+            yield held, lines
+
+
+def _blocks(stream: SequenceStream) -> Iterator[tuple[bytes, int]]:
+    """Yield blocks for a `BlockParser`, with the number of lines or entries in each."""
+    if stream.kind == "fasta":
+        for text in cut_records(stream.pieces(), BLOCK_BYTES):
+            yield text, count_lines(text)
+        return
+    from protperf.formats.flatfiles import entries
+
+    for entry in entries(stream):
+        yield entry_text(entry), 1
 
 
 def as_text(name: str) -> str:

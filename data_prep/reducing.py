@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from data_prep.keys import KEY_BITS, sort_records, split_points
+from data_prep.memory import reuse_memory
 from data_prep.options import PrepareOptions
 from data_prep.sorted_parts import BY_SEQUENCE, EOS, RECORD, SortedPart
 from data_prep.splits import TRAIN, Thresholds
@@ -77,6 +78,7 @@ def reduce_range(number: int, plan: ReducePlan, options: PrepareOptions) -> dict
     Returns:
         `duplicates`, `split_conflicts`; `splits`: a `SplitResult` by name; `shards`: what `write_stream` returns.
     """
+    reuse_memory()
     merge = _Merge(plan, options)
     first, count = number * plan.steps, plan.num_ranges * plan.steps
     edges = [(step << KEY_BITS) // count for step in range(first, first + plan.steps + 1)]
