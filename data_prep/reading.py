@@ -102,7 +102,7 @@ class PartReader:
         """Yield parts, each as blocks of text, with the number of lines or entries in it."""
         held: list[bytes] = []
         size = lines = 0
-        for block, num_lines in _blocks(stream):
+        for block, num_lines in _blocks(stream, min(BLOCK_BYTES, self._part_bytes)):
             held.append(block)
             size, lines = size + len(block), lines + num_lines
             if size >= self._part_bytes:
@@ -112,10 +112,10 @@ class PartReader:
             yield held, lines
 
 
-def _blocks(stream: SequenceStream) -> Iterator[tuple[bytes, int]]:
-    """Yield blocks for a `BlockParser`, with the number of lines or entries in each."""
+def _blocks(stream: SequenceStream, size: int) -> Iterator[tuple[bytes, int]]:
+    """Yield blocks of about `size` bytes for a `BlockParser`, with the number of lines or entries in each."""
     if stream.kind == "fasta":
-        for text in cut_records(stream.pieces(), BLOCK_BYTES):
+        for text in cut_records(stream.pieces(), size):
             yield text, count_lines(text)
         return
     from protperf.formats.flatfiles import entries

@@ -35,7 +35,7 @@ from data_prep import prepare as command
 from data_prep.memory import MemoryPlan
 real, calls = module.{owner}{name}, [0]
 def killing(*arguments, **keywords):
-    calls[0] += 1
+    calls[0] += {caller!r} in ("", sys._getframe(1).f_code.co_name)
     if calls[0] == {call}:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments, **keywords)
@@ -45,31 +45,32 @@ command.main({argv!r})
 """
 
 STAGES = {
-    "before-the-first-task": ("build", "", "map_part", 1),
-    "while-a-part-is-written": ("sorted_parts", "", "commit_file", 3),
-    "before-a-part-is-in-the-journal": ("journal", "Journal.", "add", 2),
-    "while-a-line-of-the-journal-is-written": ("journal", "os.", "fsync", 5),
-    "between-the-stages": ("build", "Build.", "_thresholds", 1),
-    "while-a-shard-is-written": ("shard_writer", "", "hash_file", 2),
-    "in-a-later-range": ("build", "", "reduce_range", 3),
-    "while-pieces-are-joined": ("build", "", "join_pieces", 1),
-    "before-the-manifest-is-made": ("prepare", "", "write_manifest", 1),
-    "while-files-are-moved": ("folder", "os.", "replace", 3),
-    "before-the-manifest-is-moved": ("folder", "", "sync_folder", 1),
+    "before-the-first-task": ("build", "", "map_part", 1, ""),
+    "while-a-part-is-written": ("sorted_parts", "", "commit_file", 3, ""),
+    "before-a-part-is-in-the-journal": ("journal", "Journal.", "add", 2, ""),
+    "while-a-line-of-the-journal-is-written": ("journal", "os.", "fsync", 1, "add"),
+    "between-the-stages": ("build", "Build.", "_thresholds", 1, ""),
+    "while-a-shard-is-written": ("shard_writer", "", "hash_file", 2, ""),
+    "in-a-later-range": ("build", "", "reduce_range", 3, ""),
+    "while-pieces-are-joined": ("build", "", "join_pieces", 1, ""),
+    "before-the-manifest-is-made": ("prepare", "", "write_manifest", 1, ""),
+    "while-files-are-moved": ("folder", "os.", "replace", 3, "publish"),
+    "before-the-manifest-is-moved": ("folder", "", "sync_folder", 1, "publish"),
 }
+"""Module, owner and name of a function, and at which of its calls (from which function) the build is killed."""
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_build_looks_unfinished_and_goes_on_to_the_same_bytes(
     tmp_path: Path, stage: str, capsys: pytest.CaptureFixture[str]
 ):
-    module, owner, name, call = STAGES[stage]
+    module, owner, name, call, caller = STAGES[stage]
     fasta = write_fasta(tmp_path / "a.fasta", [*read_fasta(SAMPLE)[:200], ("bad", "MK*K")])
     options = ["--window", "128", "--shard-windows", "200", "--valid", "0.1", "--test", "0.1"]
     options += ["--workers", "1"]
     assert main([fasta, str(tmp_path / "whole"), *options]) == 0
     argv = [fasta, str(tmp_path / "out"), *options]
-    script = KILLED_BUILD.format(module=module, owner=owner, name=name, call=call, argv=argv)
+    script = KILLED_BUILD.format(module=module, owner=owner, name=name, call=call, caller=caller, argv=argv)
     script = script.replace("data_prep import shard_writer", "protperf.formats import shard_writer")
     killed = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
@@ -92,7 +93,7 @@ def unfinished(tmp_path: Path) -> tuple[str, list[str]]:
     fasta = write_fasta(tmp_path / "a.fasta", read_fasta(SAMPLE)[:50])
     options = ["--window", "128", "--workers", "1"]
     argv = [fasta, str(tmp_path / "out"), *options]
-    script = KILLED_BUILD.format(module="build", owner="", name="reduce_range", call=1, argv=argv)
+    script = KILLED_BUILD.format(module="build", owner="", name="reduce_range", call=1, caller="", argv=argv)
     assert subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
     ).returncode
@@ -132,7 +133,7 @@ def test_killed_replacement_runs_again_and_leaves_nothing_of_the_old_dataset(tmp
     options = ["--window", "64", "--shard-windows", "40", "--valid", "0", "--test", "0"]
     assert main([old, str(tmp_path / "out"), *options]) == 0
     argv = [new, str(tmp_path / "out"), *options, "--force"]
-    script = KILLED_BUILD.format(module="folder", owner="", name="sync_folder", call=1, argv=argv)
+    script = KILLED_BUILD.format(module="folder", owner="", name="sync_folder", call=1, caller="", argv=argv)
     assert subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
     ).returncode
