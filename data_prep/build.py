@@ -232,8 +232,9 @@ class Build:
             for split, name in enumerate(SPLITS)
         ]
         per_range = tokens.total() / max(num_shards)
-        steps = 1 << max(0, math.ceil(math.log2(per_range / self._memory.step_bytes)))
-        return ReducePlan(self.work, _sorted_names(self.journal), num_shards, thresholds, steps)
+        parts = _sorted_names(self.journal)
+        steps = 1 << max(0, math.ceil(math.log2(per_range / self._memory.step_of(len(parts)))))
+        return ReducePlan(self.work, parts, num_shards, thresholds, steps)
 
     def _reduce(self, runner: TaskRunner, plan: ReducePlan) -> None:
         done = self.journal.of("range")

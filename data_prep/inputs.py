@@ -26,18 +26,23 @@ def check_tables(paths: Iterable[str]) -> None:
             raise ValueError(f"{path}: no such table; give the path of a regular file")
 
 
-def check_space(paths: list[str], out: Path, *, there: int) -> str:
-    """Return one line on the disk space the build needs at its peak and what is free; standard input is not counted.
+def estimate_text(paths: list[str]) -> float:
+    """Return the size of the inputs' text in bytes, about; standard input is not counted."""
+    return sum(estimate_text_bytes(path) for path in paths if os.path.isfile(path))
+
+
+def check_space(text_bytes: float, out: Path, *, there: int) -> str:
+    """Return one line on the disk space the build needs at its peak and what is free.
 
     Args:
-        paths: the inputs.
+        text_bytes: text of the inputs, see `estimate_text`.
         out: the dataset's folder.
         there: bytes that an earlier start of the same build has written already.
 
     Raises:
         ValueError: there is not enough.
     """
-    need = _WORK_FACTOR * sum(estimate_text_bytes(path) for path in paths if os.path.isfile(path))
+    need = _WORK_FACTOR * text_bytes
     free = shutil.disk_usage(out).free
     if free + there < need:
         raise ValueError(

@@ -7,8 +7,14 @@ import functools
 import re
 from dataclasses import dataclass
 
-PROCESS_BYTES = 56 << 20
-"""What a process of ours takes before it does anything: Python, numpy, h5py."""
+_MAIN_BYTES = 56 << 20
+"""What the first process takes before it does anything: Python, numpy, h5py."""
+
+_SERVER_BYTES = 24 << 20
+"""What the process takes from which workers are forked."""
+
+_WORKER_BYTES = 28 << 20
+"""What a worker takes of its own before it does anything."""
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?i?B?", re.IGNORECASE)
@@ -22,14 +28,16 @@ _READER_PARTS = 1.0
 _MAP_PARTS = 1.3
 """What a map task holds, in parts: the tokens, hashes and keys of one, and a block of text."""
 
-_REDUCE_STEPS = 3.5
-"""What a reduce task holds, in steps: the tokens as read, in one piece, and as they are written, and the records."""
+_REDUCE_STEPS = 1.4
+"""What a reduce task holds, in steps: the tokens, the records and the order of one."""
 
-_NGRAM_BYTES = 20 << 20
-"""The tables in which a reduce task counts n-grams."""
+_REDUCE_BYTES = 36 << 20
+"""What it holds besides: the tables in which it counts n-grams, and the tokens on their way out."""
 
-_LEAST_PART, _MOST_PART = 4 << 20, 16 << 20
-_LEAST_STEP, _MOST_STEP = 2 << 20, 16 << 20  # larger ones are slower: fresh memory at each step
+_LEAST_PART, _USUAL_PART = 4 << 20, 16 << 20
+_MOST_PARTS = 1000
+_LEAST_STEP, _USUAL_STEP = 4 << 20, 16 << 20
+_LEAST_READ = 64 << 10
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _REUSED = 64 << 20
@@ -59,7 +67,7 @@ class MemoryPlan:
         total: bytes of all processes.
         workers: processes beside the reading one; 1: the reading one does all.
         part_bytes: text of a part.
-        step_bytes: tokens of a step of a reduce task.
+        step_bytes: tokens of a step of a reduce task, at most.
     """
 
     total: int
@@ -67,21 +75,30 @@ class MemoryPlan:
     part_bytes: int
     step_bytes: int
 
+    def step_of(self, num_parts: int) -> int:
+        """Return the tokens of a step: small ones stay near the core, but each reads a little of every part."""
+        return min(self.step_bytes, max(_USUAL_STEP, num_parts * _LEAST_READ))
+
     @classmethod
-    def fit(cls, memory: int, workers: int) -> MemoryPlan:
+    def fit(cls, memory: int, workers: int, *, text_bytes: float = 0) -> MemoryPlan:
         """Return the plan for `memory` bytes and at most `workers` workers; fewer if the memory is small.
+
+        Args:
+            memory: bytes of all processes together.
+            workers: processes at most.
+            text_bytes: text of all inputs, about; parts of large inputs are larger, so that there are not too many.
 
         Raises:
             ValueError: not even one fits.
         """
         for number in range(workers, 0, -1):
-            processes = 1 if number == 1 else number + 1
-            room = memory - processes * PROCESS_BYTES - _READER_BYTES
+            room = memory - _MAIN_BYTES - _READER_BYTES
+            room -= _SERVER_BYTES + number * _WORKER_BYTES if number > 1 else 0
             part = int(room / (_READER_PARTS + number * _MAP_PARTS))
-            step = int((room / number - _NGRAM_BYTES) / _REDUCE_STEPS)
+            step = int((room / number - _REDUCE_BYTES) / _REDUCE_STEPS)
             if part >= _LEAST_PART and step >= _LEAST_STEP:
-                return cls(memory, number, min(part, _MOST_PART), min(step, _MOST_STEP))
-        least = PROCESS_BYTES + _READER_BYTES + _NGRAM_BYTES + _REDUCE_STEPS * _LEAST_STEP
+                return cls(memory, number, min(part, max(_USUAL_PART, int(text_bytes / _MOST_PARTS))), step)
+        least = _MAIN_BYTES + _READER_BYTES + _REDUCE_BYTES + _REDUCE_STEPS * _LEAST_STEP
         raise ValueError(f"--memory {memory >> 20}M: at least {int(least) // (1 << 20) + 1}M is needed")
 
 

@@ -25,7 +25,7 @@ from data_prep.clustering import check_mmseqs
 from data_prep.executors import make_runner
 from data_prep.executors.runner import ExecutorOptions
 from data_prep.folder import REPORT_NAME, SKIPPED_NAME, OutputFolder
-from data_prep.inputs import check_space, check_tables, describe_table
+from data_prep.inputs import check_space, check_tables, describe_table, estimate_text
 from data_prep.journal import BuildOrder, Journal
 from data_prep.memory import MemoryPlan
 from data_prep.options import MMSEQS, PrepareOptions
@@ -85,13 +85,15 @@ def prepare(
     check_tables(tables.values())
     if options.clusters == MMSEQS:
         check_mmseqs(inputs)
-    plan = plan or MemoryPlan.fit(memory, executor.workers if executor.kind == "processes" else 1)
+    text_bytes = estimate_text(inputs)
+    local_workers = executor.workers if executor.kind == "processes" else 1
+    plan = plan or MemoryPlan.fit(memory, local_workers, text_bytes=text_bytes)
     with OutputFolder(out, force=force) as folder, _explain_full_disk(folder):
         journal = Journal(folder.work)
         order = _begin(inputs, list(tables.values()), options, folder, journal, plan, strict=strict)
         if check_disk:
             there = sum(entry.stat().st_size for entry in folder.work.iterdir() if entry.is_file())
-            _say(check_space(inputs, out, there=there))
+            _say(check_space(text_bytes, out, there=there))
         sources = [describe_table(path, role) for role, path in tables.items()]
         build = Build(
             inputs,

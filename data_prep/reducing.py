@@ -1,7 +1,7 @@
 """The reduce task: one range of keys, from all sorted parts, becomes a shard of each split, or a piece of one.
 
-The range is taken in steps that fit into memory. In each, records are sorted over all parts, equal sequences meet, and
-what is kept is written behind what is there.
+The range is taken in steps that fit into memory, few of them, since each reads a little of every part. In a step records are
+sorted over all parts, equal sequences meet, and what is kept is written behind what is there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from protperf.formats.shard_writer import ShardWriter, shard_name
 from protperf.vocab import VOCABULARY
 
 _READ_BYTES = 1 << 20
+_WRITTEN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,10 @@ def reduce_range(number: int, plan: ReducePlan, options: PrepareOptions) -> dict
     shards = {}
     try:
         for records, tokens in _steps(plan, edges):
-            for split, stream in enumerate(merge.streams(records, tokens)):
-                if stream:
-                    sinks[split].append(stream)
-                    if split == TRAIN:
-                        ngrams.add(np.frombuffer(stream, np.uint8))
+            for split, stream in merge.streams(records, tokens):
+                sinks[split].append(stream)
+                if split == TRAIN:
+                    ngrams.add(np.frombuffer(stream, np.uint8))
         for split, sink in sinks.items():
             shards[SPLITS[split]] = sink.close(options.tail)
     finally:
@@ -134,7 +135,7 @@ def join_pieces(split: int, index: int, plan: ReducePlan, options: PrepareOption
         shard.abandon()
 
 
-def _steps(plan: ReducePlan, edges: list[int]) -> Iterator[tuple[np.ndarray, bytes]]:
+def _steps(plan: ReducePlan, edges: list[int]) -> Iterator[tuple[np.ndarray, memoryview]]:
     """Yield for each step the records of all parts and their tokens; `end` counts from the first of these tokens."""
     paths = [plan.work / name for name in plan.parts]
     bounds = []
@@ -142,20 +143,26 @@ def _steps(plan: ReducePlan, edges: list[int]) -> Iterator[tuple[np.ndarray, byt
         with SortedPart(path) as part:
             bounds.append(part.bounds(edges))
     for step in range(len(edges) - 1):
-        records, tokens, place = [np.empty(0, RECORD)], [], 0
+        found: list[tuple[Path, np.ndarray, int, int]] = []
+        size = 0
         for path, bound in zip(paths, bounds, strict=True):
             start, stop = bound[step], bound[step + 1]
             if start == stop:
                 continue
             with SortedPart(path) as part:
-                found = part.records(max(start - 1, 0), stop)
-                first = int(found["end"][0]) if start else 0
-                found = found[min(start, 1) :].copy()
-                tokens.append(part.tokens(first, int(found["end"][-1])))
-            found["end"] = found["end"].astype(np.int64) + (place - first)
-            place += len(tokens[-1])
-            records.append(found)
-        yield np.concatenate(records), b"".join(tokens)
+                records = part.records(max(start - 1, 0), stop)
+            first = int(records["end"][0]) if start else 0
+            records = records[min(start, 1) :].copy()
+            last = int(records["end"][-1])
+            records["end"] = records["end"].astype(np.int64) + (size - first)
+            found.append((path, records, first, last))
+            size += last - first
+        tokens, place = memoryview(bytearray(size)), 0
+        for path, _, first, last in found:
+            with SortedPart(path) as part:
+                part.read_tokens(first, tokens[place : place + last - first])
+            place += last - first
+        yield np.concatenate([np.empty(0, RECORD), *(records for _, records, _, _ in found)]), tokens
 
 
 class _Merge:
@@ -168,15 +175,15 @@ class _Merge:
         self._thresholds = plan.thresholds
         self._options = options
 
-    def streams(self, records: np.ndarray, tokens: bytes) -> list[bytes]:
-        """Return the proteins of each split, `<bos> residues <eos>` one after the other.
+    def streams(self, records: np.ndarray, tokens: memoryview) -> Iterator[tuple[int, bytes]]:
+        """Yield the splits' proteins in order, `<bos> residues <eos>` one after the other: number of the split, tokens.
 
         Args:
             records: `RECORD` `(N,)`, part after part.
             tokens: `<bos> residues` of each.
         """
         if not len(records):
-            return [b""] * len(SPLITS)
+            return
         ends = records["end"].astype(np.int64)
         starts = np.concatenate(([0], ends[:-1]))
         order = sort_records(records["key"], records["low"])
@@ -189,7 +196,14 @@ class _Merge:
         if self._options.duplicates == "drop":
             self.duplicates += int((~first).sum())
             starts, ends, splits = starts[first], ends[first], splits[first]
-        return [self._stream(split, tokens, starts, ends, splits == split) for split in range(len(SPLITS))]
+        written = np.cumsum(ends - starts)
+        for begin, end in pairwise(
+            np.searchsorted(written, np.arange(0, written[-1] + _WRITTEN_BYTES, _WRITTEN_BYTES))
+        ):
+            chosen = slice(begin, end)
+            for split in np.unique(splits[chosen]).tolist():
+                mine = splits[chosen] == split
+                yield split, self._stream(split, tokens, starts[chosen][mine], ends[chosen][mine])
 
     def _splits(self, named: np.ndarray, lows: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Return the split of each record: the highest among those of equal sequences; uint8 `(N,)`."""
@@ -200,7 +214,7 @@ class _Merge:
         self.split_conflicts += int((highest != np.minimum.reduceat(splits, groups)).sum())
         return np.repeat(highest, np.diff(np.append(groups, len(first))))
 
-    def _compare(self, tokens: bytes, starts: np.ndarray, ends: np.ndarray, first: np.ndarray) -> None:
+    def _compare(self, tokens: memoryview, starts: np.ndarray, ends: np.ndarray, first: np.ndarray) -> None:
         """Make sure that equal hashes are equal sequences: a protein is never lost to a collision in silence."""
         for place in np.flatnonzero(~first).tolist():
             one, other = (tokens[starts[number] : ends[number]] for number in (place - 1, place))
@@ -210,12 +224,8 @@ class _Merge:
                     f"two sequences with one 128-bit hash, {texts[0]}... and {texts[1]}...: leave one of them out"
                 )
 
-    def _stream(
-        self, split: int, tokens: bytes, starts: np.ndarray, ends: np.ndarray, chosen: np.ndarray
-    ) -> bytes:
-        starts, ends = starts[chosen], ends[chosen]
-        if not len(starts):
-            return b""
+    def _stream(self, split: int, tokens: memoryview, starts: np.ndarray, ends: np.ndarray) -> bytes:
+        """Count proteins and return them."""
         result, lengths = self.results[split], ends - starts - 1
         result.sequences += len(starts)
         result.residues += int(lengths.sum())

@@ -101,9 +101,13 @@ class SortedPart:
         size = RECORD.itemsize
         return np.frombuffer(self._read(self._records_at + size * start, size * (stop - start)), RECORD)
 
-    def tokens(self, start: int, stop: int) -> bytes:
-        """Return tokens by their place."""
-        return self._read(self._tokens_at + start, stop - start)
+    def read_tokens(self, start: int, buffer: memoryview) -> None:
+        """Fill a buffer with the tokens from a place on."""
+        place = self._tokens_at + start
+        while buffer:
+            count = os.preadv(self._file, [buffer], place)
+            assert count, "a part is shorter than its header says"
+            buffer, place = buffer[count:], place + count
 
     def _read(self, place: int, size: int) -> bytes:
         pieces = []

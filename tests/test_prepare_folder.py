@@ -40,7 +40,7 @@ def killing(*arguments, **keywords):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments, **keywords)
 module.{owner}{name} = killing
-command.MemoryPlan.fit = lambda memory, workers: MemoryPlan(memory, 1, 20_000, 10_000)
+command.MemoryPlan.fit = lambda memory, workers, text_bytes: MemoryPlan(memory, 1, 20_000, 10_000)
 command.main({argv!r})
 """
 
