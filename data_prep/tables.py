@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from data_prep.keys import hash_name, name_point
 from data_prep.options import PrepareOptions
 from data_prep.splits import OOD, Thresholds
 from protperf.formats import FormatError
+from protperf.formats.headers import parse_header
 
 REPRESENTATIVE = 8
 """Added to the number of the split where the name is that of its cluster's representative."""
@@ -161,7 +163,7 @@ def write_tables(folder: Path, options: PrepareOptions) -> Thresholds | None:
             writer.add(accession, number, OOD)
         writer.finish()
         return None
-    representatives = _held_out_clusters(options, held_out)
+    representatives, alone = _held_out_clusters(options, held_out)
     drawn = (name for name in _representatives(options.clusters) if name not in representatives)
     thresholds = Thresholds.of_clusters(options, drawn)
     for number, representative, member in _read_clusters(options.clusters):
@@ -171,6 +173,8 @@ def write_tables(folder: Path, options: PrepareOptions) -> Thresholds | None:
             else thresholds.split_at(name_point(representative, options.split_seed))
         )
         writer.add(member, number, split + REPRESENTATIVE * (member == representative))
+    for accession in alone:
+        writer.add(accession, 0, OOD + REPRESENTATIVE)
     writer.finish()
     return thresholds
 
@@ -184,24 +188,34 @@ def _representatives(path: str) -> Iterator[bytes]:
         last = representative
 
 
-def _held_out_clusters(options: PrepareOptions, accessions: set[bytes]) -> set[bytes]:
-    """Return the representatives of the clusters that are held out, whole: by list, or for one of their members."""
+def _held_out_clusters(options: PrepareOptions, accessions: set[bytes]) -> tuple[set[bytes], set[bytes]]:
+    """Return what is held out: representatives of whole clusters, by list or for one member's family; the other accessions."""
     listed = (
         set(line for _, line in _read_lines(options.ood_clusters) if line) if options.ood_clusters else set()
     )
-    missing, found = set(listed), set(listed)
+    missing, found, alone = set(listed), set(listed), set(accessions)
     if not (listed or accessions):
-        return found
+        return found, alone
     for _, representative, member in _read_clusters(options.clusters):
         missing.discard(representative)
-        if member in accessions:
+        names = {member, _accession(member)} & accessions
+        if names:
             found.add(representative)
+            alone -= names
     if missing:
         raise ValueError(
             f"{options.ood_clusters}: {min(missing).decode(errors='replace')!r} is no representative in {options.clusters}; "
             "name clusters by the first column of that table"
         )
-    return found
+    return found, alone
+
+
+def _accession(member: bytes) -> bytes:
+    """Return the accession in a name such as `sp|P01308|INS_HUMAN`, or the name."""
+    if b"|" not in member:
+        return member
+    text = member.decode("utf-8", "surrogateescape")
+    return parse_header(text).accession.encode("utf-8", "surrogateescape")
 
 
 def _read_families(options: PrepareOptions) -> Iterator[bytes]:
@@ -243,7 +257,7 @@ def _read_lines(path: str) -> Iterator[tuple[int, bytes]]:
         with opener(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 yield number, line.rstrip(b"\r\n")
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"{path}: damaged gzip file ({error})") from None
 
 

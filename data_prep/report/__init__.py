@@ -160,7 +160,7 @@ def _lengths(manifest: Manifest) -> str:
     histograms = {
         split: {int(low): (upper[int(low)], count) for low, count in stats.length_histogram.items()}
         for split, stats in manifest.splits.items()
-        if stats.length_histogram
+        if stats.sequences
     }
     end = max((high for bins in histograms.values() for high, _ in bins.values()), default=2)
     parts = []
