@@ -158,6 +158,7 @@ class _Collected:
         self._keys: list[np.ndarray] = []
         self._lows: list[np.ndarray] = []
         self._splits: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
 
     def add(self, block: Block, kept: np.ndarray, splits: np.ndarray) -> None:
         """Take the kept records of a block, bool `(N,)`, with their splits, uint8 `(N,)`."""
@@ -170,6 +171,7 @@ class _Collected:
         self._keys.append(order_keys(high, self._seed))
         self._lows.append(low)
         self._splits.append(splits)
+        self._lengths.append(ends - starts + 1)
         self.num_records += len(spans)
         lengths = ends - starts + 2
         for split in np.unique(splits).tolist():
@@ -184,5 +186,6 @@ class _Collected:
             keys=np.concatenate([empty, *self._keys]),
             lows=np.concatenate([empty, *self._lows]),
             splits=np.concatenate([np.empty(0, np.uint8), *self._splits]),
+            lengths=np.concatenate([np.empty(0, np.int64), *self._lengths]),
             sequences=self._sequences,
         )

@@ -6,7 +6,6 @@ sorted over all parts, equal sequences meet, and what is kept is written behind 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from data_prep.memory import reuse_memory
 from data_prep.options import PrepareOptions
 from data_prep.sorted_parts import BY_SEQUENCE, EOS, RECORD, SortedPart
 from data_prep.splits import TRAIN, Thresholds
+from protperf.formats.commit import commit_file, temporary_path
 from protperf.formats.manifest import LENGTH_BINS, SPLITS
 from protperf.formats.ngrams import NgramCounter
 from protperf.formats.shard_writer import ShardWriter, shard_name
@@ -216,12 +216,17 @@ class _Merge:
 
     def _compare(self, tokens: memoryview, starts: np.ndarray, ends: np.ndarray, first: np.ndarray) -> None:
         """Make sure that equal hashes are equal sequences: a protein is never lost to a collision in silence."""
-        for place in np.flatnonzero(~first).tolist():
-            one, other = (tokens[starts[number] : ends[number]] for number in (place - 1, place))
-            if one != other:
-                texts = [VOCABULARY.decode(np.frombuffer(each[1:31], np.uint8)) for each in (one, other)]
+        places = np.flatnonzero(~first)
+        for place in places.tolist():
+            if tokens[starts[place] : ends[place]] != tokens[starts[place - 1] : ends[place - 1]]:
+                one, other = (
+                    VOCABULARY.decode(
+                        np.frombuffer(tokens[starts[number] + 1 : starts[number] + 31], np.uint8)
+                    )
+                    for number in (place - 1, place)
+                )
                 raise ValueError(
-                    f"two sequences with one 128-bit hash, {texts[0]}... and {texts[1]}...: leave one of them out"
+                    f"two sequences with one 128-bit hash, {one}... and {other}...: leave one of them out"
                 )
 
     def _stream(self, split: int, tokens: memoryview, starts: np.ndarray, ends: np.ndarray) -> bytes:
@@ -299,7 +304,7 @@ class _Piece:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._temporary = temporary_path(path)
         self._file = open(self._temporary, "wb")  # noqa: SIM115 - closed by close or abandon
 
     def append(self, tokens: bytes) -> None:
@@ -309,7 +314,7 @@ class _Piece:
     def close(self, tail: str) -> dict[str, Any]:
         """Let the piece appear."""
         self._file.close()
-        os.replace(self._temporary, self._path)
+        commit_file(self._temporary, self._path)
         return {}
 
     def abandon(self) -> None:

@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from data_prep.keys import sort_records
-from protperf.formats.commit import commit_file
+from protperf.formats.commit import commit_file, temporary_path
 from protperf.vocab import VOCABULARY
 
 RECORD = np.dtype([("key", "<u8"), ("low", "<u8"), ("end", "<u8"), ("split", "u1")])
@@ -40,6 +40,7 @@ def write_part(
     keys: np.ndarray,
     lows: np.ndarray,
     splits: np.ndarray,
+    lengths: np.ndarray,
     sequences: list[bytes],
 ) -> None:
     """Sort records by key and write them; the file appears when it is whole.
@@ -49,15 +50,15 @@ def write_part(
         keys: order keys, uint64 `(N,)`.
         lows: second halves of the hashes, uint64 `(N,)`.
         splits: numbers of the splits, uint8 `(N,)`.
+        lengths: tokens of each record, `<bos>` included, int64 `(N,)`.
         sequences: `<bos>` and the residues' tokens of each record.
     """
     order = sort_records(keys, lows)
     records = np.empty(len(order), RECORD)
-    lengths = np.fromiter(map(len, sequences), np.uint64, len(sequences))
     records["key"], records["low"], records["split"] = keys[order], lows[order], splits[order]
     records["end"] = np.cumsum(lengths[order])
     fences = records["key"][::_FENCE]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     with open(temporary, "wb") as file:
         np.array([len(records), len(fences)], np.uint64).tofile(file)
         fences.astype(np.uint64).tofile(file)

@@ -225,8 +225,9 @@ def test_jobs_that_slurm_would_not_take_are_one_line(on_slurm: Path):
         make_runner(in_jobs(partition="nothing")).__enter__()
 
 
-def test_jobs_that_end_with_tasks_left_are_one_line(on_slurm: Path):
+def test_jobs_that_end_too_often_with_tasks_left_are_one_line(on_slurm: Path):
     with make_runner(in_jobs(lost_seconds=5.0)) as runner:
+        runner._submitted_again = 2  # as often as --retries allows
         results = runner.run(tasks.say_pid, [(str(on_slurm), 0.0), (str(on_slurm), 300.0)])
         assert next(results)[0] == 0
         subprocess.run(["scancel", "--name=protperf"], check=True)
@@ -234,6 +235,17 @@ def test_jobs_that_end_with_tasks_left_are_one_line(on_slurm: Path):
             ConnectionError, match=r"^--executor slurm: no worker for 5 s; the SLURM jobs have ended[^\n]*$"
         ):
             next(results)
+
+
+def test_jobs_that_end_with_tasks_left_are_submitted_again(on_slurm: Path):
+    said: list[str] = []
+    with make_runner(in_jobs(lost_seconds=2.0), say=said.append) as runner:
+        results = runner.run(tasks.say_pid, [(str(on_slurm), seconds) for seconds in (0.0, 20.0, 0.0)])
+        found = [next(results)[0], next(results)[0]]
+        subprocess.run(["scancel", "--name=protperf"], check=True)
+        found += [index for index, _ in results]
+    assert sorted(found) == [0, 1, 2]
+    assert [line.split(" ")[1:4] for line in said] == [["SLURM", "jobs", "submitted;"]] * 2
 
 
 def test_without_slurm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

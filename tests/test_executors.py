@@ -206,7 +206,7 @@ def test_workers_start_from_the_front_door(tmp_path: Path):
         out, error = command.communicate(timeout=60)
     assert (command.returncode, error) == (0, "")
     assert sorted(line.split()[0] for line in out.splitlines()) == ["0", "1", "2", "3"]
-    assert not session(command.pid)
+    assert wait_until(lambda: not session(command.pid)), session(command.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

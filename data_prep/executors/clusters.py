@@ -91,10 +91,17 @@ class DaskRunner(TaskRunner):
         if self._num_threads() or self._some_will_come():
             self._worker_seen = time.monotonic()
         elif time.monotonic() - self._worker_seen > seconds:
+            if self._replace_workers():
+                self._worker_seen = time.monotonic()
+                return
             raise ConnectionError(f"{self._place}: no worker for {seconds:g} s; {self._advice}")
 
     def _some_will_come(self) -> bool:
         """Say whether workers are on their way."""
+        return False
+
+    def _replace_workers(self) -> bool:
+        """Ask for new workers in the place of those that are gone; say whether that could be done."""
         return False
 
     @property
@@ -151,6 +158,7 @@ class SlurmRunner(DaskRunner):
         super().__init__(options)
         _load_package("dask_jobqueue", options)
         self._say = say
+        self._submitted_again = 0
 
     @property
     def job_script(self) -> str:
@@ -168,11 +176,7 @@ class SlurmRunner(DaskRunner):
 
         self._cluster = stack.enter_context(_make_slurm_cluster(self._options))
         _try_script(self.job_script)
-        num_jobs = math.ceil(self._options.workers / self._options.workers_per_job)
-        self._cluster.scale(jobs=num_jobs)
-        self._say(
-            f"{num_jobs} SLURM job{'s' * (num_jobs != 1)} submitted; tasks start with the first of them"
-        )
+        self._submit_jobs()
         return stack.enter_context(Client(self._cluster))
 
     def _some_will_come(self) -> bool:
@@ -180,6 +184,22 @@ class SlurmRunner(DaskRunner):
         jobs = ",".join(str(job.job_id) for job in self._cluster.workers.values() if job.job_id)
         queue = subprocess.run(["squeue", "--noheader", "--jobs", jobs], capture_output=True, check=False)
         return bool(jobs and queue.returncode == 0 and queue.stdout.strip())
+
+    def _submit_jobs(self) -> None:
+        num_jobs = math.ceil(self._options.workers / self._options.workers_per_job)
+        self._cluster.scale(jobs=num_jobs)
+        self._say(
+            f"{num_jobs} SLURM job{'s' * (num_jobs != 1)} submitted; tasks start with the first of them"
+        )
+
+    def _replace_workers(self) -> bool:
+        """Submit the jobs again: those that were there have come to the end of their time, or were cancelled."""
+        if self._submitted_again >= self._options.retries:
+            return False
+        self._submitted_again += 1
+        self._cluster.scale(jobs=0)
+        self._submit_jobs()
+        return True
 
     @property
     def _advice(self) -> str:

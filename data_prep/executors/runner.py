@@ -21,7 +21,8 @@ class ExecutorOptions:
     Attributes:
         kind: `processes` of this machine, a running `dask` cluster or new `slurm` jobs.
         workers: number of processes, for `slurm` in all jobs together; 1 of `processes` is this process itself.
-        retries: how often a task runs again whose worker died; a dask cluster has its own limit, `allowed-failures`.
+        retries: how often a task runs again whose worker died, and for `slurm` how often jobs that have all ended are
+            submitted again; a dask cluster has its own limit, `allowed-failures`.
         scheduler: for `dask`: the scheduler's address or its scheduler file.
         start_seconds: for `dask`: how long to wait for the scheduler and for its first worker.
         lost_seconds: for `dask` and `slurm`: how long to wait when all workers, or all jobs, are gone.

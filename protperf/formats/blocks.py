@@ -178,12 +178,12 @@ class BlockParser:
         if not text.endswith(b"\n"):
             text += b"\n"
         first_line, array = self.line, np.frombuffer(text, np.uint8)
-        marks = np.flatnonzero(array == _MARK)
+        marks, line_ends = np.flatnonzero(array == _MARK), np.flatnonzero(array == _LF)
         heads = marks[(marks == 0) | (array[marks - 1] == _LF)]
-        find, starts = text.find, heads.tolist()
-        head_ends = [find(b"\n", start) for start in starts]
-        self.line += int(np.count_nonzero(array == _LF)) if self.unit == "line" else len(starts)
-        odd = _find_odd_headers(array, text, marks, heads, np.array(head_ends))
+        ends = line_ends[np.searchsorted(line_ends, heads)]
+        starts, head_ends = heads.tolist(), ends.tolist()
+        self.line += len(line_ends) if self.unit == "line" else len(starts)
+        odd = _find_odd_headers(array, text, marks, heads, ends)
         tokens, bounds, odd = _tokenise(text, starts, head_ends, odd)
         block = Block(
             tokens,

@@ -5,8 +5,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
+import threading
 from pathlib import Path
 from typing import IO
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a name beside `path` for a file in the making: of this host, process and thread alone, and hidden."""
+    owner = f"{platform.node()}.{os.getpid()}.{threading.get_native_id()}"
+    return path.with_name(f".{path.name}.{owner}.tmp")
 
 
 def commit_bytes(path: Path, data: bytes) -> None:
@@ -15,7 +23,7 @@ def commit_bytes(path: Path, data: bytes) -> None:
     Raises:
         OSError: the disk is full or the folder cannot be written; the message names `path`, the temporary file is gone.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         with open(temporary, "wb", buffering=0) as file:
             _write_all(file.fileno(), data)

@@ -22,7 +22,7 @@ import numpy as np
 
 from protperf import __version__
 from protperf.formats import FormatError
-from protperf.formats.commit import sync_folder
+from protperf.formats.commit import sync_folder, temporary_path
 from protperf.vocab import VOCABULARY, check_fingerprint
 
 FORMAT = "protperf-embeddings"
@@ -98,7 +98,7 @@ class EmbeddingWriter:
 
     def __enter__(self) -> EmbeddingWriter:
         """Start the file under a temporary name."""
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        self._temporary = temporary_path(self.path)
         self._disk = _Disk(self._temporary, "w+")
         # what every HDF5 since 1.8 reads
         self._file = h5py.File(self._disk, "w", libver=("earliest", "v110"))

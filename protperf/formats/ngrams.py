@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 NGRAMS_NAME = "ngrams.h5"
 ORDERS = (1, 2, 3, 4)
 
-_BLOCK_TOKENS = 1 << 20
+_BLOCK_TOKENS = 1 << 18
 _BASE = VOCABULARY.eos + 1
 """Proteins hold residues, `<bos>` and `<eos>` alone; smaller tables stay in a core's cache."""
 
@@ -74,7 +74,7 @@ class NgramCounter:
             stream: `uint8 (T,)`, proteins as `<bos> residues <eos>` one after the other, no padding.
         """
         for start in range(0, len(stream), _BLOCK_TOKENS):
-            self._fours.reshape(-1)[:] += _count_fours(stream[start : start + _BLOCK_TOKENS + 3])
+            np.add.at(self._fours.reshape(-1), _code_fours(stream[start : start + _BLOCK_TOKENS + 3]), 1)
         ends = np.flatnonzero(stream == VOCABULARY.eos)
         pairs = stream[ends - 2].astype(np.intp) * len(VOCABULARY) + stream[ends - 1]
         self._lasts += np.bincount(pairs, minlength=self._lasts.size).reshape(self._lasts.shape)
@@ -93,13 +93,13 @@ class NgramCounter:
             self._lasts += saved["lasts"]
 
 
-def _count_fours(tokens: np.ndarray) -> np.ndarray:
-    """Return the counts of 4 tokens in a row by their number to the base `_BASE`, int64; `tokens` is uint8 `(T,)`."""
+def _code_fours(tokens: np.ndarray) -> np.ndarray:
+    """Return 4 tokens in a row as a number to the base `_BASE`, int64 `(T - 3,)`; `tokens` is uint8 `(T,)`."""
     wide = tokens.astype(np.uint16)
     pairs = wide[:-1] * np.uint16(_BASE) + wide[1:]
     codes = np.multiply(pairs[:-2], _BASE**2, dtype=np.int64)
     codes += pairs[2:]
-    return np.bincount(codes, minlength=_BASE**4)
+    return codes
 
 
 def write_ngrams(path: Path, counts: NgramCounts) -> NgramEntry:

@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from protperf.formats.commit import commit_file
+from protperf.formats.commit import commit_file, temporary_path
 from protperf.formats.manifest import ShardEntry
 from protperf.formats.sizes import hash_file
 from protperf.vocab import VOCABULARY
@@ -90,7 +90,7 @@ class ShardWriter:
             "vocabulary": " ".join(VOCABULARY.tokens),
             "fingerprint": VOCABULARY.fingerprint,
         }
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._temporary = temporary_path(path)
         self._offset = len(self._header(1))
         self._file: io.FileIO | None = None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from protperf.formats.commit import sync_folder
+from protperf.formats.commit import sync_folder, temporary_path
 from protperf.formats.records import Skipped, escaped
 
 
@@ -71,7 +71,7 @@ class SkippedList:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.work = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.work = temporary_path(path)
         self.added: list[Skipped] = []
 
     def __enter__(self) -> SkippedList:
