@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.bench import ROWS, Row, describe_unrest, format_table, main, run_bench
-from data_prep.bench_jobs import count_steps
-from data_prep.bench_processes import run_sampled
+from data_prep.bench.jobs import count_steps
+from data_prep.bench.processes import run_sampled
 from data_prep.options import PrepareOptions
 
 MIB = 1 << 20

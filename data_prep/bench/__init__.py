@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_prep.bench_jobs import count_steps
-from data_prep.bench_processes import run_sampled
+from data_prep.bench.jobs import count_steps
+from data_prep.bench.processes import run_sampled
 from data_prep.memory import MemoryPlan, parse_size
 from data_prep.options import PrepareOptions
 from data_prep.synthetic import write_fasta
@@ -268,8 +268,8 @@ def _make_job(job: str, path: Path, dataset: Path, size: int) -> Callable[[], di
 
 
 def _run_job(job: str, arguments: list[str]) -> dict[str, float]:
-    """Run a job of `bench_jobs`."""
-    command = [sys.executable, "-m", "data_prep.bench_jobs", job, *arguments]
+    """Run a job of `jobs`."""
+    command = [sys.executable, "-m", "data_prep.bench.jobs", job, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=_environment())
     if done.returncode:
         said = done.stderr.strip().rpartition("\n")[2]
@@ -369,7 +369,3 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write all numbers to this file")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

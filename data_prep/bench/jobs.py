@@ -1,4 +1,4 @@
-"""What `data_prep.bench` measures inside a process of its own: `python -m data_prep.bench_jobs JOB ARGUMENT...`.
+"""What `data_prep.bench` measures inside a process of its own: `python -m data_prep.bench.jobs JOB ARGUMENT...`.
 
 Each job prints one JSON object: `wall` and `cpu` seconds of the work itself, without the start of Python, and what else it
 found.
@@ -24,7 +24,7 @@ import numpy as np
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from data_prep.journal import BuildOrder, Journal
-from data_prep.memory import MemoryPlan
+from data_prep.memory import MemoryPlan, reuse_memory
 from data_prep.options import PrepareOptions
 from data_prep.prepare import prepare
 from data_prep.reading import PartReader
@@ -70,7 +70,8 @@ def igzip_alone(path: str) -> Found:
 
 
 def parse(path: str, ahead: bool = False) -> Found:
-    """Decompress, parse and tokenise a file, with `ahead` on two cores."""
+    """Decompress, parse and tokenise a file, with `ahead` on two cores; the memory is set up as a task's is."""
+    reuse_memory()
     found, counts = Found(), Counts()
     with _measured(found), open_stream(path, lambda _: None, ahead=ahead) as stream:
         parser = BlockParser(path, Policy(), counts)
