@@ -19,13 +19,16 @@ def parse_arguments(
     """Return the command line, the dataset's options and the executor's; wrong usage exits with status 2."""
     parser = _make_parser()
     arguments = parser.parse_intermixed_args(argv)
-    alone = arguments.sample or arguments.check or arguments.download
+    alone = [name for name in ("sample", "check", "download") if getattr(arguments, name)]
+    if len(alone) > 1:
+        parser.error(f"--{alone[0]} and --{alone[1]} do not go together")
     if (len(arguments.paths) == 1) != bool(alone):
         parser.error(
             "give FASTA files and then the folder OUT, or --sample, --check or --download and one folder"
         )
     try:
         arguments.memory = parse_size(arguments.memory)
+        parse_size(arguments.worker_memory, "--worker-memory")
         options = PrepareOptions(
             **{each.name: getattr(arguments, each.name) for each in fields(PrepareOptions)}
         )
@@ -71,10 +74,12 @@ def _make_parser() -> argparse.ArgumentParser:
         "--sample", action="store_true", help="use the UniProt sample that comes with protperf"
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace the dataset in OUT, forget an unfinished one"
+        "--force",
+        action="store_true",
+        help="replace the dataset in OUT, forget an unfinished one of something else",
     )
     parser.add_argument(
-        "--strict", action="store_true", help="stop at the first record that would be left out"
+        "--strict", action="store_true", help="end with an error if a record would be left out"
     )
     parser.add_argument("--check", action="store_true", help="compare every shard in OUT with the manifest")
     parser.add_argument("--download", choices=_DOWNLOADS, help="fetch a database of UniProt into DIR")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +27,20 @@ from data_prep.memory import MemoryPlan
 from data_prep.options import MMSEQS, PrepareOptions
 from data_prep.reading import PartReader
 from data_prep.reducing import ReducePlan, join_pieces, ngram_name, reduce_range
+from data_prep.results import Built, add_up, check_sums, explain_nothing, merge_counts
 from data_prep.sorted_parts import BY_SEQUENCE, SortedPart
 from data_prep.splits import Thresholds, num_asked
 from data_prep.tables import write_tables
-from protperf.formats.counts import NUM_EXAMPLES, Counts
+from protperf.formats.counts import Counts
 from protperf.formats.fasta import nothing_in
-from protperf.formats.manifest import SPLITS, ShardEntry, SplitStats
-from protperf.formats.ngrams import NgramCounter, NgramCounts
+from protperf.formats.manifest import SPLITS, ShardEntry
+from protperf.formats.ngrams import NgramCounter
 from protperf.formats.records import Skipped
 from protperf.formats.skipped import SkippedTable
 from protperf.formats.streams import place_of, progress_bar
 from protperf.vocab import VOCABULARY
 
 _SCANNED = 1 << 18
-
-
-@dataclass
-class Built:
-    """What a build made; its files lie in the work folder.
-
-    Attributes:
-        counts: what reading met.
-        dropped: accepted records dropped after reading, by the name of their count.
-        splits: contents by split.
-        shards: by split and index.
-        ngrams: of the split `train`.
-        residue_counts: of the split `train`, by letter.
-    """
-
-    counts: Counts
-    dropped: Counter[str]
-    splits: dict[str, SplitStats]
-    shards: list[ShardEntry]
-    ngrams: NgramCounts
-    residue_counts: dict[str, int]
 
 
 class Build:
@@ -106,30 +86,49 @@ class Build:
             ValueError: a bad input or table, or no record is left.
             OSError: the disk is full, or a file cannot be read or written.
         """
+        self._tidy()
         named = self._prepare_tables(runner.workers)
         self._map(runner)
         results = [MapResult(**result) for _, result in sorted(self.journal.of("part").items())]
         counts, dropped = self._count(results)
         thresholds = self._thresholds(named, sum(result.kept for result in results))
         plan = self._plan(results, thresholds)
+        self._forget_lost_pieces(plan)
         self._reduce(runner, plan)
         self._join(runner, plan)
         return self._gather(plan, counts, dropped)
+
+    def _tidy(self) -> None:
+        """Remove what was unfinished when the build was cut off, and do again what is gone."""
+        for left in self.work.glob(".*.tmp"):
+            left.unlink()
+        for kind, names in (
+            ("clusters", lambda number, result: [result]),
+            ("tables", lambda number, result: ["tables/names.npy", "tables/values.npy"]),
+            ("part", lambda number, result: [sorted_name(number)]),
+            ("range", lambda number, result: [ngram_name(number), *_shard_names(result["shards"].values())]),
+            ("join", lambda number, result: _shard_names([result])),
+        ):
+            for number, result in list(self.journal.of(kind).items()):
+                if not all((self.work / name).exists() for name in names(number, result)):
+                    self.journal.forget(kind, number)
+
+    def _forget_lost_pieces(self, plan: ReducePlan) -> None:
+        """Make those ranges again of which a piece is gone that no shard holds yet."""
+        for split, count in enumerate(plan.num_shards):
+            for index in range(count if count < plan.num_ranges else 0):
+                if _join_number(split, index) in self.journal.of("join"):
+                    continue
+                for number, path in plan.pieces_of(split, index):
+                    if number in self.journal.of("range") and not path.exists():
+                        self.journal.forget("range", number)
 
     def _prepare_tables(self, threads: int) -> Thresholds | None:
         """Write the tables of names, once; return the thresholds of the clusters' splits."""
         done, options = self.journal.of("tables"), self.options
         if (options.clusters or options.ood_families) and 0 not in done:
             if options.clusters == MMSEQS:
-                table = run_mmseqs(
-                    self.inputs,
-                    self.work / "mmseqs",
-                    options,
-                    threads=threads,
-                    memory=self._memory.total,
-                    say=self._say,
-                )
-                options = replace(options, clusters=str(table))
+                options = replace(options, clusters=str(self._cluster(threads)))
             folder = self.work / "tables"
             folder.mkdir(exist_ok=True)
             for left in folder.iterdir():
@@ -140,6 +139,20 @@ class Build:
             )
         ends = done.get(0)
         return Thresholds(*map(int, ends)) if ends else None
+
+    def _cluster(self, threads: int) -> Path:
+        """Have MMseqs2 make the cluster table, once; return it."""
+        if 0 not in self.journal.of("clusters"):
+            table = run_mmseqs(
+                self.inputs,
+                self.work / "mmseqs",
+                self.options,
+                threads=threads,
+                memory=self._memory.total,
+                say=self._say,
+            )
+            self.journal.add("clusters", 0, str(table.relative_to(self.work)))
+        return self.work / str(self.journal.of("clusters")[0])
 
     def _map(self, runner: TaskRunner) -> None:
         with progress_bar(self.inputs, shown=True) as advance:
@@ -166,7 +179,7 @@ class Build:
             if not sum(result.records for result in mine):
                 raise nothing_in(place_of(path))
             for result in mine:
-                _merge_counts(counts, result)
+                merge_counts(counts, result)
                 dropped.update(result.dropped)
             if all(result.like_nucleotides for result in mine) and any(result.accepted for result in mine):
                 counts.repair("like_nucleotides", place_of(path))
@@ -174,7 +187,7 @@ class Build:
             self._say(line)
         kept = sum(result.kept for result in results)
         if not kept:
-            raise ValueError(_explain_nothing(counts, dropped))
+            raise ValueError(explain_nothing(counts, dropped))
         if self.options.clusters and dropped["outside_clusters"] == kept + dropped["not_representative"]:
             raise ValueError(
                 f"{self.options.clusters}: names none of the records; its second column holds their first words or accessions"
@@ -256,7 +269,10 @@ class Build:
         ]
         tasks = ((split, index, plan, self.options) for split, index in shards)
         for number, result in runner.run(join_pieces, tasks):
-            self.journal.add("join", _join_number(*shards[number]), result)
+            split, index = shards[number]
+            self.journal.add("join", _join_number(split, index), result)
+            for _, path in plan.pieces_of(split, index):
+                path.unlink(missing_ok=True)
 
     def _gather(self, plan: ReducePlan, counts: Counts, dropped: Counter[str]) -> Built:
         """Add up what the tasks found."""
@@ -282,40 +298,24 @@ class Build:
             tail = Counter[int]()
             for each in found:
                 tail.update({int(token): number for token, number in each["tail"].items()})
-            splits[name] = _add_up([result["splits"][name] for result in ranges], mine, tail)
+            splits[name] = add_up([result["splits"][name] for result in ranges], mine, tail)
             dropped["tail_sequences"] += tail[VOCABULARY.bos]
             dropped["tail_residues"] += sum(tail[token] for token in range(len(letters)))
             if name == "train":
                 for token, letter in enumerate(letters):
                     residue_counts[letter] -= tail[token]
             shards += mine
+        check_sums(counts, dropped, splits)
         if not shards:
             raise ValueError(
                 f"no shard fills a window of {self.options.window:,} tokens; ask for a smaller --window, or --tail pad"
             )
-        return Built(counts, dropped, splits, shards, ngrams, residue_counts)
+        return Built(self.reader.inputs(), counts, dropped, splits, shards, ngrams, residue_counts)
 
 
-def _merge_counts(counts: Counts, result: MapResult) -> None:
-    counts.accept_many(result.accepted, result.residues)
-    counts.records += result.records - result.accepted
-    for skipped in (Skipped(*fields) for fields in result.skipped_examples):
-        if sum(each.reason == skipped.reason for each in counts.skipped_examples) < NUM_EXAMPLES:
-            counts.skipped_examples.append(skipped)
-    counts.skipped.update(result.skipped)
-    for name, number in result.repaired.items():
-        counts.repair(name, result.repaired_examples[name], number)
-
-
-def _explain_nothing(counts: Counts, dropped: Counter[str]) -> str:
-    """Return why no record is left."""
-    if counts.accepted:
-        reasons = ", ".join(
-            f"{number:,} {name.replace('_', ' ')}" for name, number in dropped.items() if number
-        )
-        return f"no record is left of {counts.accepted:,} accepted: {reasons}; ask for less"
-    example = f"; the first: {counts.skipped_examples[0].message}" if counts.skipped_examples else ""
-    return f"no record accepted of {counts.records}{example}"
+def _shard_names(shards: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the names of the shards that a task wrote."""
+    return [shard["shard"]["file"] for shard in shards if shard.get("shard")]
 
 
 def _sorted_names(journal: Journal) -> list[str]:
@@ -332,22 +332,6 @@ def _count_shards(num_tokens: float, options: PrepareOptions) -> int:
 def _join_number(split: int, index: int) -> int:
     """Return one number for a shard of a split, for the journal."""
     return index * len(SPLITS) + split
-
-
-def _add_up(results: list[dict[str, Any]], shards: list[ShardEntry], tail: Counter[int]) -> SplitStats:
-    """Return what a split holds, less what was dropped at the ends of its shards."""
-    lengths = Counter[str]()
-    for result in results:
-        lengths.update(result["lengths"])
-    sequences = sum(result["sequences"] for result in results)
-    residues = sum(result["residues"] for result in results)
-    return SplitStats(
-        sequences=sequences - tail[VOCABULARY.bos],
-        residues=residues - sum(tail[token] for token in range(VOCABULARY.num_residues)),
-        tokens=residues + 2 * sequences - tail.total(),
-        windows=sum(shard.windows for shard in shards),
-        length_histogram={length: lengths[length] for length in sorted(lengths, key=int)},
-    )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from data_prep.journal import JOURNAL_NAMES
 from protperf.formats.commit import commit_bytes, lock_folder, sync_folder
 from protperf.formats.manifest import MANIFEST_NAME, SPLITS, list_files
 from protperf.formats.ngrams import NGRAMS_NAME
@@ -26,7 +27,6 @@ REPORT_NAME = "report.html"
 _PLAN_NAME = "publish.json"
 _LOCK_NAME = "lock"
 _EXTRAS = (SKIPPED_NAME, REPORT_NAME)
-"""Files of a dataset that its manifest does not name."""
 
 _OUR_NAMES = re.compile(
     rf"({'|'.join(SPLITS)})-\d{{5}}-of-\d{{5}}\.h5|{'|'.join(map(re.escape, (NGRAMS_NAME, *_EXTRAS)))}"
@@ -87,7 +87,10 @@ class OutputFolder:
         self._leave(remove=not self.keep)
 
     def clear(self) -> None:
-        """Empty the work folder."""
+        """Empty the work folder, the journal first: what a kill leaves of it says of nothing that it is done."""
+        for name in JOURNAL_NAMES:
+            (self.work / name).unlink(missing_ok=True)
+        sync_folder(self.work)
         for entry in self.work.iterdir():
             if entry.name == _LOCK_NAME:
                 continue
@@ -112,7 +115,7 @@ class OutputFolder:
         """Return the names of the files of the dataset that is there; the manifest comes last."""
         if not (self.path / MANIFEST_NAME).exists():
             return []
-        return [*_EXTRAS, *list_files(self.path)]
+        return list_files(self.path)
 
     def _take_lock(self) -> None:
         """Refuse to build beside another build; see `lock_folder`."""
@@ -162,6 +165,8 @@ class OutputFolder:
     def _leave(self, *, remove: bool) -> None:
         """Let go of the lock; with `remove`, of the work folder too."""
         if remove:
+            with contextlib.suppress(OSError):
+                self.clear()
             shutil.rmtree(self.work, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()

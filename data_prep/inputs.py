@@ -10,6 +10,7 @@ from pathlib import Path
 from data_prep.reading import as_text
 from protperf.formats.manifest import InputEntry
 from protperf.formats.sizes import estimate_text_bytes, hash_file, in_units
+from protperf.formats.streams import place_of
 
 _WORK_FACTOR = 1.65
 """Disk that a build takes at its peak, for each byte of text: the sorted parts and the shards, each without headers."""
@@ -28,7 +29,13 @@ def check_tables(paths: Iterable[str]) -> None:
 
 def estimate_text(paths: list[str]) -> float:
     """Return the size of the inputs' text in bytes, about; standard input is not counted."""
-    return sum(estimate_text_bytes(path) for path in paths if os.path.isfile(path))
+    total = 0.0
+    for path in paths:
+        try:
+            total += estimate_text_bytes(path) if os.path.isfile(path) else 0
+        except OSError as error:
+            raise ValueError(f"{place_of(path)}: cannot be read: {error.strerror}") from error
+    return total
 
 
 def check_space(text_bytes: float, out: Path, *, there: int) -> str:
@@ -49,6 +56,8 @@ def check_space(text_bytes: float, out: Path, *, there: int) -> str:
             f"{out}: needs about {in_units(need)} of disk, {in_units(free)} are free there; make room or choose another folder "
             "(--no-space-check builds all the same)"
         )
+    if not text_bytes:
+        return f"what it needs of disk in {out} is not known, {in_units(free)} are free"
     return f"needs about {in_units(need)} of disk in {out}, {in_units(free)} are free"
 
 

@@ -17,6 +17,7 @@ from protperf.formats.commit import commit_bytes
 
 _ORDER_NAME = "order.json"
 _JOURNAL_NAME = "journal.jsonl"
+JOURNAL_NAMES = (_JOURNAL_NAME, _ORDER_NAME)
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class BuildOrder:
 
     @classmethod
     def describe(
-        cls, inputs: list[str], tables: list[str], options: PrepareOptions, *, strict: bool, part_bytes: int
+        cls, inputs: list[str], tables: list[str], options: PrepareOptions, *, strict: bool
     ) -> BuildOrder:
-        """Return what is asked now."""
+        """Return what is asked now, without a size of the parts."""
         wanted = {name: value for name, value in asdict(options).items() if name != "release"}
         files = [_identity(path) for path in [*inputs, *tables]]
-        return cls(__version__, wanted, strict, files, part_bytes)
+        return cls(__version__, wanted, strict, files, part_bytes=0)
 
     @property
     def can_resume(self) -> bool:
@@ -114,6 +115,10 @@ class Journal:
             file.write(json.dumps([kind, number, result]) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def forget(self, kind: str, number: int) -> None:
+        """Take a task for undone whose files are gone; it is done again, and its new result replaces the old one."""
+        del self.of(kind)[number]
 
     def __len__(self) -> int:
         """Return the number of tasks done."""

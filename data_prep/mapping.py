@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -140,10 +141,11 @@ def map_part(task: MapTask, options: PrepareOptions, strict: bool) -> dict[str, 
 def _blocks(task: MapTask, policy: Policy, counts: Counts) -> Iterator[Block]:
     """Yield the part's records, block by block."""
     parser = BlockParser(task.place, policy, counts, first_line=task.first_line, unit=task.unit)
-    with open(task.text_path, "rb", buffering=0) as file:
+    with open(task.text_path, "rb") as file:
         for size in task.blocks:
             text = file.read(size)
-            assert len(text) == size
+            if len(text) != size:
+                raise OSError(errno.EIO, "shorter than it was written", str(task.text_path))
             yield parser.parse(text)
 
 

@@ -17,7 +17,7 @@ _WORKER_BYTES = 28 << 20
 """What a worker takes of its own before it does anything."""
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?i?B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT])?i?B?", re.IGNORECASE)
 
 _READER_BYTES = 16 << 20
 """Text that the reading process has decompressed ahead."""
@@ -80,13 +80,14 @@ class MemoryPlan:
         return min(self.step_bytes, max(_USUAL_STEP, num_parts * _LEAST_READ))
 
     @classmethod
-    def fit(cls, memory: int, workers: int, *, text_bytes: float = 0) -> MemoryPlan:
+    def fit(cls, memory: int, workers: int, *, text_bytes: float = 0, part_bytes: int = 0) -> MemoryPlan:
         """Return the plan for `memory` bytes and at most `workers` workers; fewer if the memory is small.
 
         Args:
             memory: bytes of all processes together.
             workers: processes at most.
             text_bytes: text of all inputs, about; parts of large inputs are larger, so that there are not too many.
+            part_bytes: text of the parts of a build that goes on; 0: they are still to be cut.
 
         Raises:
             ValueError: not even one fits.
@@ -96,19 +97,21 @@ class MemoryPlan:
             room -= _SERVER_BYTES + number * _WORKER_BYTES if number > 1 else 0
             part = int(room / (_READER_PARTS + number * _MAP_PARTS))
             step = int((room / number - _REDUCE_BYTES) / _REDUCE_STEPS)
-            if part >= _LEAST_PART and step >= _LEAST_STEP:
+            if part >= max(_LEAST_PART, part_bytes) and step >= _LEAST_STEP:
                 return cls(memory, number, min(part, max(_USUAL_PART, int(text_bytes / _MOST_PARTS))), step)
-        least = _MAIN_BYTES + _READER_BYTES + _REDUCE_BYTES + _REDUCE_STEPS * _LEAST_STEP
-        raise ValueError(f"--memory {memory >> 20}M: at least {int(least) // (1 << 20) + 1}M is needed")
+        work = max(_REDUCE_BYTES + _REDUCE_STEPS * _LEAST_STEP, (_READER_PARTS + _MAP_PARTS) * part_bytes)
+        least = int(_MAIN_BYTES + _READER_BYTES + work) // (1 << 20) + 1
+        why = " to go on with this build" if part_bytes else ""
+        raise ValueError(f"--memory {memory >> 20}M: at least {least}M is needed{why}")
 
 
-def parse_size(text: str) -> int:
-    """Return a size in bytes.
+def parse_size(text: str, option: str = "--memory") -> int:
+    """Return the size in bytes that an option gives.
 
     >>> parse_size("256M"), parse_size("2GiB")
     (268435456, 2147483648)
     """
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise ValueError(f"--memory {text!r}: a size such as 256M or 2G")
+        raise ValueError(f"{option} {text!r}: a size such as 256M or 2G")
     return int(float(found[1]) * _UNITS.get((found[2] or "").upper(), 1))

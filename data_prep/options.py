@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,7 @@ class PrepareOptions:
     def _check_splits(self) -> None:
         for name in ("valid", "test"):
             share = getattr(self, name)
-            if not share >= 0 or (share >= 1 and share != int(share)):
+            if not 0 <= share < math.inf or (share >= 1 and share != int(share)):
                 raise ValueError(
                     f"--{name} {share:g}: a fraction from 0 to below 1, or a whole number of sequences"
                 )

@@ -31,11 +31,14 @@ from data_prep.memory import MemoryPlan
 from data_prep.options import MMSEQS, PrepareOptions
 from data_prep.report import render_report
 from protperf import __version__
+from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
 from protperf.formats.manifest import (
+    DROPPED,
     InputEntry,
     Manifest,
     RecordCounts,
+    SplitStats,
     dataset_digest,
     write_manifest,
 )
@@ -43,6 +46,9 @@ from protperf.formats.ngrams import NGRAMS_NAME, write_ngrams
 from protperf.formats.streams import check_inputs
 
 DEFAULT_MEMORY = 2 << 30
+
+_NOTED = ("outside_clusters", "split_conflicts", "tail_residues")
+"""Fields of `RecordCounts` that count what was neither dropped nor repaired."""
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
@@ -86,11 +92,19 @@ def prepare(
     if options.clusters == MMSEQS:
         check_mmseqs(inputs)
     text_bytes = estimate_text(inputs)
-    local_workers = executor.workers if executor.kind == "processes" else 1
-    plan = plan or MemoryPlan.fit(memory, local_workers, text_bytes=text_bytes)
     with OutputFolder(out, force=force) as folder, _explain_full_disk(folder):
         journal = Journal(folder.work)
-        order = _begin(inputs, list(tables.values()), options, folder, journal, plan, strict=strict)
+        order = BuildOrder.describe(inputs, list(tables.values()), options, strict=strict)
+        earlier = _find_unfinished(folder, journal, order)
+        if plan is None:
+            workers = executor.workers if executor.kind == "processes" else 1
+            part_bytes = earlier.part_bytes if earlier else 0
+            plan = MemoryPlan.fit(memory, workers, text_bytes=text_bytes, part_bytes=part_bytes)
+        if executor.kind == "processes":
+            executor = replace(executor, workers=plan.workers)
+        if earlier is None:
+            folder.clear()
+            journal.begin(replace(order, part_bytes=plan.part_bytes))
         if check_disk:
             there = sum(entry.stat().st_size for entry in folder.work.iterdir() if entry.is_file())
             _say(check_space(text_bytes, out, there=there))
@@ -102,53 +116,49 @@ def prepare(
             journal,
             strict=strict,
             memory=plan,
-            part_bytes=order.part_bytes,
+            part_bytes=earlier.part_bytes if earlier else plan.part_bytes,
             say=_say,
         )
-        if executor.kind == "processes":
-            executor = replace(executor, workers=plan.workers)
-        with _keeping(folder, journal, order):
-            with make_runner(executor, say=_say) as runner:
-                built = build.run(runner)
-            return _publish(folder, options, built, [*build.reader.inputs(), *sources])
+        with make_runner(executor, say=_say) as runner, _keeping(folder, journal, order):
+            built = build.run(runner)
+            return _publish(folder, options, built, [*built.inputs, *sources])
 
 
-def _begin(
-    inputs: list[str],
-    tables: list[str],
-    options: PrepareOptions,
-    folder: OutputFolder,
-    journal: Journal,
-    plan: MemoryPlan,
-    *,
-    strict: bool,
-) -> BuildOrder:
-    """Go on with the build in the work folder, or start one there; return its order."""
-    order = BuildOrder.describe(inputs, tables, options, strict=strict, part_bytes=plan.part_bytes)
+def _find_unfinished(folder: OutputFolder, journal: Journal, order: BuildOrder) -> BuildOrder | None:
+    """Return the order of the build in the work folder if it can go on; it is kept whatever is refused from here on.
+
+    Raises:
+        ValueError: it is a build of something else, and is not to be forgotten.
+    """
     earlier = journal.read_order()
-    if earlier is not None and earlier.can_resume and len(journal):
-        difference = order.difference(earlier)
-        if not difference:
-            _say(f"going on with the unfinished build in {folder.path}: {len(journal)} tasks are done")
-            return earlier
-        if not folder.force:
-            raise ValueError(
-                f"{folder.path}: holds an unfinished build of something else: {difference}; "
-                "run its command again to finish it, or --force to forget it"
-            )
-    folder.clear()
-    journal.begin(order)
-    return order
+    if earlier is None or not earlier.can_resume or not len(journal):
+        return None
+    folder.keep = True
+    difference = order.difference(earlier)
+    if not difference:
+        _say(f"going on with the unfinished build in {folder.path}: {len(journal)} tasks are done")
+        return earlier
+    if not folder.force:
+        raise ValueError(
+            f"{folder.path}: holds an unfinished build of something else: {difference}; "
+            "run its command again to finish it, or --force to forget it"
+        )
+    folder.keep = False
+    return None
 
 
 @contextmanager
 def _keeping(folder: OutputFolder, journal: Journal, order: BuildOrder) -> Iterator[None]:
-    """Keep what is done if the build is cut off and the same command can go on; not after a mistake in the input."""
+    """Keep what is done if the build is cut off and the same command can go on.
+
+    After a mistake in the input or the options it could not: then nothing is kept.
+    """
     folder.keep = order.can_resume
     try:
         yield
-    except ValueError:
-        folder.keep = False
+    except ValueError as error:
+        unreadable_now = isinstance(error.__cause__, OSError) and not isinstance(error, FormatError)
+        folder.keep = folder.keep and unreadable_now and len(journal) > 0
         raise
     except BaseException:
         folder.keep = folder.keep and len(journal) > 0
@@ -161,6 +171,8 @@ def _publish(
 ) -> Manifest:
     """Write the manifest and the report, and move all into place."""
     counts = built.counts
+    skipped = [SKIPPED_NAME] if (folder.work / SKIPPED_NAME).exists() else []
+    extras = [REPORT_NAME, *skipped]
     manifest = Manifest(
         protperf_version=__version__,
         window=options.window,
@@ -174,35 +186,19 @@ def _publish(
             residues=counts.residues,
             skipped=dict(sorted(counts.skipped.items())),
             repaired=dict(sorted(counts.repaired.items())),
-            **{name: built.dropped[name] for name in _DROPPED},
+            **{name: built.dropped[name] for name in (*DROPPED, *_NOTED)},
         ),
         splits=built.splits,
         residue_counts=built.residue_counts,
         shards=built.shards,
         ngrams=write_ngrams(folder.work / NGRAMS_NAME, built.ngrams),
+        extras=extras,
         digest=dataset_digest(built.shards),
     )
     write_manifest(folder.work, manifest)
     commit_bytes(folder.work / REPORT_NAME, render_report(manifest).encode())
-    skipped = [SKIPPED_NAME] if (folder.work / SKIPPED_NAME).exists() else []
-    folder.publish([*(shard.file for shard in built.shards), NGRAMS_NAME, REPORT_NAME, *skipped])
+    folder.publish([*(shard.file for shard in built.shards), NGRAMS_NAME, *extras])
     return manifest
-
-
-_DROPPED = (
-    "too_short",
-    "too_long",
-    "duplicates",
-    "outside_clusters",
-    "split_conflicts",
-    "too_many_x",
-    "fragments",
-    "evidence",
-    "taxon",
-    "not_representative",
-    "tail_sequences",
-    "tail_residues",
-)
 
 
 @contextmanager
@@ -242,12 +238,19 @@ def _report(manifest: Manifest, options: PrepareOptions) -> None:
             _say(
                 f"{split}: {stats.sequences:,} proteins, {stats.residues:,} residues, {stats.windows:,} windows, {num_shards} shard{'s' * (num_shards != 1)}"
             )
-        elif split == "train":
-            _say("train: EMPTY: the other splits take all there is; ask for less in them")
-        elif wanted[split]:
-            _say(
-                f"{split}: EMPTY: the hash gave it none of so few proteins; raise its share (now {wanted[split]:g}) or add data"
-            )
+        elif stats.tokens or wanted[split]:
+            _say(f"{split}: EMPTY: {_explain_empty(split, stats, options)}")
+
+
+def _explain_empty(split: str, stats: SplitStats, options: PrepareOptions) -> str:
+    """Return why a split has no window."""
+    if options.tail == "drop" and stats.length_histogram:
+        return "none of its shards fills a window; ask for a smaller --window, or --tail pad"
+    if split == "train":
+        return "the other splits take all there is; ask for less in them"
+    if split == "ood":
+        return "no record is of a held-out cluster or family"
+    return f"the hash gave it none of so few proteins; raise its share (now {getattr(options, split):g}) or add data"
 
 
 def _say(text: str) -> None:

@@ -89,7 +89,7 @@ class PartReader:
                 self.num_parts += 1
                 line += lines
                 if task.index not in self._journal.of("part"):
-                    with open(task.text_path, "wb", buffering=0) as file:
+                    with open(task.text_path, "wb") as file:
                         for block in blocks:
                             file.write(block)
                     yield task
@@ -120,8 +120,16 @@ def _blocks(stream: SequenceStream, size: int) -> Iterator[tuple[bytes, int]]:
         return
     from protperf.formats.flatfiles import entries
 
+    held: list[bytes] = []
+    num_held = 0
     for entry in entries(stream):
-        yield entry_text(entry), 1
+        held.append(entry_text(entry))
+        num_held += len(held[-1])
+        if num_held >= size:
+            yield b"".join(held), len(held)
+            held, num_held = [], 0
+    if held:
+        yield b"".join(held), len(held)
 
 
 def as_text(name: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from data_prep.keys import KEY_BITS, sort_records, split_points
 from data_prep.memory import reuse_memory
 from data_prep.options import PrepareOptions
-from data_prep.sorted_parts import BY_SEQUENCE, EOS, RECORD, SortedPart
+from data_prep.sorted_parts import BY_SEQUENCE, EOS, RECORD, SortedPart, check_equal
 from data_prep.splits import TRAIN, Thresholds
 from protperf.formats.commit import commit_file, temporary_path
 from protperf.formats.manifest import LENGTH_BINS, SPLITS
@@ -52,6 +52,12 @@ class ReducePlan:
     def num_ranges(self) -> int:
         """The number of reduce tasks."""
         return max(self.num_shards)
+
+    def pieces_of(self, split: int, index: int) -> list[tuple[int, Path]]:
+        """Return the pieces of a shard that is made from several ranges, with the ranges' numbers."""
+        num_pieces = self.num_ranges // self.num_shards[split]
+        numbers = range(index * num_pieces, (index + 1) * num_pieces)
+        return [(number, self.work / piece_name(number, split)) for number in numbers]
 
 
 @dataclass
@@ -123,11 +129,10 @@ def piece_name(number: int, split: int) -> str:
 
 def join_pieces(split: int, index: int, plan: ReducePlan, options: PrepareOptions) -> dict[str, Any]:
     """Write a shard from the pieces of its tasks; they are left for the caller to remove. Returns as `_Shard.close`."""
-    num_pieces = plan.num_ranges // plan.num_shards[split]
     shard = _Shard(index, split, plan, options)
     try:
-        for number in range(index * num_pieces, (index + 1) * num_pieces):
-            with open(plan.work / piece_name(number, split), "rb") as piece:
+        for _, path in plan.pieces_of(split, index):
+            with open(path, "rb") as piece:
                 while block := piece.read(_READ_BYTES):
                     shard.append(block)
         return shard.close(options.tail)
@@ -191,15 +196,18 @@ class _Merge:
         first = np.ones(len(order), bool)
         first[1:] = (keys[1:] != keys[:-1]) | (lows[1:] != lows[:-1])
         starts, ends = starts[order], ends[order]
-        self._compare(tokens, starts, ends, first)
+        for place in np.flatnonzero(~first).tolist():
+            check_equal(tokens[starts[place - 1] : ends[place - 1]], tokens[starts[place] : ends[place]])
         splits = self._splits(records["split"][order], lows, first)
+        copies = records["copies"][order].astype(np.int64)
         if self._options.duplicates == "drop":
-            self.duplicates += int((~first).sum())
+            self.duplicates += int(copies.sum() - first.sum())
             starts, ends, splits = starts[first], ends[first], splits[first]
+        else:
+            starts, ends, splits = (np.repeat(each, copies) for each in (starts, ends, splits))
         written = np.cumsum(ends - starts)
-        for begin, end in pairwise(
-            np.searchsorted(written, np.arange(0, written[-1] + _WRITTEN_BYTES, _WRITTEN_BYTES))
-        ):
+        edges = np.searchsorted(written, np.arange(0, written[-1], _WRITTEN_BYTES))
+        for begin, end in pairwise([*edges.tolist(), len(written)]):
             chosen = slice(begin, end)
             for split in np.unique(splits[chosen]).tolist():
                 mine = splits[chosen] == split
@@ -213,21 +221,6 @@ class _Merge:
         highest = np.maximum.reduceat(splits, groups)
         self.split_conflicts += int((highest != np.minimum.reduceat(splits, groups)).sum())
         return np.repeat(highest, np.diff(np.append(groups, len(first))))
-
-    def _compare(self, tokens: memoryview, starts: np.ndarray, ends: np.ndarray, first: np.ndarray) -> None:
-        """Make sure that equal hashes are equal sequences: a protein is never lost to a collision in silence."""
-        places = np.flatnonzero(~first)
-        for place in places.tolist():
-            if tokens[starts[place] : ends[place]] != tokens[starts[place - 1] : ends[place - 1]]:
-                one, other = (
-                    VOCABULARY.decode(
-                        np.frombuffer(tokens[starts[number] + 1 : starts[number] + 31], np.uint8)
-                    )
-                    for number in (place - 1, place)
-                )
-                raise ValueError(
-                    f"two sequences with one 128-bit hash, {one}... and {other}...: leave one of them out"
-                )
 
     def _stream(self, split: int, tokens: memoryview, starts: np.ndarray, ends: np.ndarray) -> bytes:
         """Count proteins and return them."""

@@ -20,8 +20,8 @@ from data_prep.keys import sort_records
 from protperf.formats.commit import commit_file, temporary_path
 from protperf.vocab import VOCABULARY
 
-RECORD = np.dtype([("key", "<u8"), ("low", "<u8"), ("end", "<u8"), ("split", "u1")])
-"""Order key, second half of the hash, end of the tokens, number of the split or `BY_SEQUENCE`."""
+RECORD = np.dtype([("key", "<u8"), ("low", "<u8"), ("end", "<u8"), ("copies", "<u4"), ("split", "u1")])
+"""Order key, second half of the hash, end of the tokens, number of equal records, number of the split or `BY_SEQUENCE`."""
 
 BY_SEQUENCE = 255
 """In place of a split: the sequence's own hash gives it."""
@@ -43,7 +43,7 @@ def write_part(
     lengths: np.ndarray,
     sequences: list[bytes],
 ) -> None:
-    """Sort records by key and write them; the file appears when it is whole.
+    """Sort records by key and write them, equal ones of one split once; the file appears when it is whole.
 
     Args:
         path: the file.
@@ -54,8 +54,15 @@ def write_part(
         sequences: `<bos>` and the residues' tokens of each record.
     """
     order = sort_records(keys, lows)
-    records = np.empty(len(order), RECORD)
-    records["key"], records["low"], records["split"] = keys[order], lows[order], splits[order]
+    keys, lows, splits = keys[order], lows[order], splits[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (keys[1:] != keys[:-1]) | (lows[1:] != lows[:-1]) | (splits[1:] != splits[:-1])
+    for place in np.flatnonzero(~first).tolist():
+        check_equal(sequences[order[place - 1]], sequences[order[place]])
+    records = np.empty(int(first.sum()), RECORD)
+    records["key"], records["low"], records["split"] = keys[first], lows[first], splits[first]
+    records["copies"] = np.diff(np.append(np.flatnonzero(first), len(order)))
+    order = order[first]
     records["end"] = np.cumsum(lengths[order])
     fences = records["key"][::_FENCE]
     temporary = temporary_path(path)
@@ -67,6 +74,19 @@ def write_part(
         for start in range(0, len(places), _JOINED):
             file.write(b"".join([sequences[place] for place in places[start : start + _JOINED]]))
     commit_file(temporary, path)
+
+
+def check_equal(one: bytes | memoryview, other: bytes | memoryview) -> None:
+    """Make sure that equal hashes are equal sequences: no protein is lost to a collision in silence.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if one != other:
+        texts = [VOCABULARY.decode(np.frombuffer(bytes(each[1:31]), np.uint8)) for each in (one, other)]
+        raise ValueError(
+            f"two sequences with one 128-bit hash, {texts[0]}... and {texts[1]}...: leave one of them out"
+        )
 
 
 class SortedPart:

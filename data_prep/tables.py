@@ -20,6 +20,7 @@ from data_prep.keys import hash_name, name_point
 from data_prep.options import PrepareOptions
 from data_prep.splits import OOD, Thresholds
 from protperf.formats import FormatError
+from protperf.formats.commit import commit_file
 from protperf.formats.headers import parse_header
 
 REPRESENTATIVE = 8
@@ -110,7 +111,9 @@ class TableWriter:
                 if bucket is not None:
                     bucket.unlink()
         for name, kind in (("names", "<u8"), ("values", "u1")):
-            _as_npy(self._folder / f"{name}.bin", self._folder / f"{name}.npy", np.dtype(kind))
+            _as_npy(self._folder / f"{name}.bin", np.dtype(kind))
+            commit_file(self._folder / f"{name}.bin.npy", self._folder / f"{name}.npy")
+            (self._folder / f"{name}.bin").unlink()
 
     def _sorted(self, entries: np.ndarray) -> np.ndarray:
         """Return entries sorted by name, each name once."""
@@ -261,13 +264,12 @@ def _read_lines(path: str) -> Iterator[tuple[int, bytes]]:
         raise FormatError(f"{path}: damaged gzip file ({error})") from None
 
 
-def _as_npy(source: Path, target: Path, kind: np.dtype) -> None:
-    """Give an array on the disk numpy's header."""
+def _as_npy(source: Path, kind: np.dtype) -> None:
+    """Write an array that lies on the disk once more, with numpy's header, behind the name `.npy`."""
     count = source.stat().st_size // kind.itemsize
-    with open(source, "rb") as read, open(target, "wb") as write:
+    with open(source, "rb") as read, open(f"{source}.npy", "wb") as write:
         np.lib.format.write_array_header_1_0(
             write, {"descr": kind.str, "fortran_order": False, "shape": (count,)}
         )
         while block := read.read(1 << 22):
             write.write(block)
-    source.unlink()

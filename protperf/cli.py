@@ -50,7 +50,8 @@ def main() -> int:
     except (ValueError, OSError) as error:
         if debug:
             raise
-        print(f"protperf {command}: {error}", file=sys.stderr)
+        line = str(error).replace("\n", "\\n").replace("\r", "\\r")  # of a file's name
+        print(f"protperf {command}: {line}", file=sys.stderr)
         return 1
     except MemoryError:
         print(f"protperf {command}: out of memory; --help tells which sizes can be lowered", file=sys.stderr)

@@ -133,7 +133,7 @@ def test_programs_started_by_hand_work_and_their_faults_are_one_line(
         with make_runner(dask(str(file))) as runner:
             assert dict(runner.run(tasks.square, ((number,) for number in range(12)))) == SQUARES
             lacking = rf"^--scheduler {file}: its workers cannot load the tasks \([^\n]*only_here[^\n]*$"
-            with pytest.raises(ValueError, match=lacking):
+            with pytest.raises(ConnectionError, match=lacking):
                 list(runner.run(only_here.task, [()]))
             results = runner.run(tasks.square_late, [(1, 0.0), (2, 120.0)])
             assert next(results) == (0, 1)
@@ -165,7 +165,7 @@ def test_ctrl_c_stays_what_it_is():
 def test_workers_of_another_version_are_refused(address: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.executors.clusters.__version__", "0.0.7")
     message = rf"^the dask worker on \S+ has protperf {re.escape(__version__)}, this command is 0\.0\.7; "
-    with make_runner(dask(address)) as runner, pytest.raises(ValueError, match=message):
+    with make_runner(dask(address)) as runner, pytest.raises(ConnectionError, match=message):
         list(runner.run(tasks.square, [(1,)]))
 
 

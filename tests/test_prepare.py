@@ -6,6 +6,8 @@ import csv
 import gzip
 import json
 import math
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -153,6 +155,38 @@ def test_bytes_depend_on_the_sequences_alone(tmp_path: Path):
     assert len(shard_bytes(tmp_path / "a")) > 5
     assert shard_bytes(tmp_path / "a") == shard_bytes(tmp_path / "b") == shard_bytes(tmp_path / "c")
     assert read_manifest(tmp_path / "a").digest == read_manifest(tmp_path / "b").digest
+
+
+@pytest.mark.parametrize("written", [1, 2, 31, 64, 65])
+def test_nothing_is_lost_where_a_task_writes_in_pieces(
+    tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("data_prep.reducing._WRITTEN_BYTES", written)
+    for length in (1, 15, 31, 32, 63):
+        records = random_records([length] * 4)
+        fasta = write_fasta(tmp_path / "a.fasta", records)
+        out = tmp_path / f"out{length}"
+        prepare([fasta], out, PrepareOptions(window=16, valid=0, test=0, duplicates="keep"))
+        assert all_proteins(out) == Counter(sequence for _, sequence in records)
+
+
+@pytest.mark.slow
+def test_many_copies_of_a_record_take_no_memory(tmp_path: Path):
+    (name, sequence), *others = random_records([400] * 10)
+    text = f">{name}\n{sequence}\n" * 500_000
+    (tmp_path / "a.fasta").write_text(text + "".join(f">{name}\n{sequence}\n" for name, sequence in others))
+    script = """
+import sys
+from data_prep.prepare import main
+from protperf.formats.sizes import peak_memory_bytes
+main(sys.argv[1:])
+print(peak_memory_bytes())
+"""
+    argv = [str(tmp_path / "a.fasta"), str(tmp_path / "out"), "--memory", "256M", "--workers", "1"]
+    done = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) < 256 << 20
+    assert read_manifest(tmp_path / "out").counts.duplicates == 499_999
+    assert all_proteins(tmp_path / "out").total() == 10
 
 
 def test_split_depends_on_the_sequence_alone(tmp_path: Path):

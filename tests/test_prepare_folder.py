@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import json
 import os
 import re
@@ -40,7 +41,7 @@ def killing(*arguments, **keywords):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments, **keywords)
 module.{owner}{name} = killing
-command.MemoryPlan.fit = lambda memory, workers, text_bytes: MemoryPlan(memory, 1, 20_000, 10_000)
+command.MemoryPlan.fit = lambda memory, workers, **more: MemoryPlan(memory, 1, 20_000, 10_000)
 command.main({argv!r})
 """
 
@@ -109,11 +110,92 @@ def unfinished(tmp_path: Path) -> tuple[str, list[str]]:
         (["--strict"], "--strict was False, is True"),
     ],
 )
-def test_unfinished_build_of_other_options_is_refused_by_name(tmp_path: Path, more: list[str], message: str):
+def test_unfinished_build_of_other_options_is_refused_by_name(
+    tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
     fasta, options = unfinished(tmp_path)
+    journal = (tmp_path / "out" / ".work-prepare" / "journal.jsonl").read_text()
     with pytest.raises(ValueError, match=f"unfinished build of something else: {re.escape(message)}"):
         main([fasta, str(tmp_path / "out"), *options, *more])
+    assert (tmp_path / "out" / ".work-prepare" / "journal.jsonl").read_text() == journal
+    capsys.readouterr()
     assert main([fasta, str(tmp_path / "out"), *options, "--release", "says nothing of the bytes"]) == 0
+    assert "going on with the unfinished build" in capsys.readouterr().err
+
+
+def test_refusals_and_faults_of_the_moment_leave_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    fasta, options = unfinished(tmp_path)
+    out, journal = str(tmp_path / "out"), tmp_path / "out" / ".work-prepare" / "journal.jsonl"
+    before = journal.read_text()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ValueError, match="no program `sbatch`"):
+            main([fasta, out, *options, "--executor", "slurm"])
+        patch.setattr("data_prep.inputs._WORK_FACTOR", 1e15)
+        with pytest.raises(ValueError, match="make room"):
+            main([fasta, out, *options])
+    assert journal.read_text() == before
+    capsys.readouterr()
+    assert main([fasta, out, *options]) == 0
+    assert "going on with the unfinished build" in capsys.readouterr().err
+
+
+def test_read_error_of_an_input_is_one_line_and_leaves_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    first = write_fasta(tmp_path / "a.fasta", random_records([30] * 5))
+    second = write_fasta(tmp_path / "b.fasta", random_records([31] * 5, seed=1))
+    argv = [first, second, str(tmp_path / "out"), "--workers", "1"]
+
+    class Failing(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def opened(path: str, mode: str = "r", **options: object) -> object:
+        return (
+            Failing(path) if str(path) == second and "buffering" in options else open(path, mode, **options)
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr("protperf.formats.streams.open", opened, raising=False)
+        with pytest.raises(ValueError, match=r"b\.fasta: cannot be read: Input/output error"):
+            main(argv)
+    capsys.readouterr()
+    assert main(argv) == 0
+    assert "going on with the unfinished build" in capsys.readouterr().err
+    assert all_proteins(tmp_path / "out").total() == 10
+
+
+@pytest.mark.parametrize("lost", ["part-000001.sorted", "train-00001-of-00004.h5", "ngrams-00002.npz"])
+@pytest.mark.parametrize("call", ["reduce_range", "write_manifest"])
+def test_files_that_are_gone_are_made_again(tmp_path: Path, lost: str, call: str):
+    fasta = write_fasta(tmp_path / "a.fasta", read_fasta(SAMPLE)[:200])
+    options = [
+        "--window",
+        "128",
+        "--shard-windows",
+        "200",
+        "--valid",
+        "0.1",
+        "--test",
+        "0.1",
+        "--workers",
+        "1",
+    ]
+    assert main([fasta, str(tmp_path / "whole"), *options]) == 0
+    argv = [fasta, str(tmp_path / "out"), *options]
+    module = {"reduce_range": "build", "write_manifest": "prepare"}[call]
+    script = KILLED_BUILD.format(
+        module=module, owner="", name=call, call=4 if call == "reduce_range" else 1, caller="", argv=argv
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+    ).returncode
+    (tmp_path / "out" / ".work-prepare" / lost).unlink()
+    assert main(argv) == 0
+    assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "whole")
 
 
 def test_unfinished_build_of_changed_inputs_is_refused_until_forced(tmp_path: Path):
@@ -133,7 +215,9 @@ def test_killed_replacement_runs_again_and_leaves_nothing_of_the_old_dataset(tmp
     options = ["--window", "64", "--shard-windows", "40", "--valid", "0", "--test", "0"]
     assert main([old, str(tmp_path / "out"), *options]) == 0
     argv = [new, str(tmp_path / "out"), *options, "--force"]
-    script = KILLED_BUILD.format(module="folder", owner="", name="sync_folder", call=1, caller="", argv=argv)
+    script = KILLED_BUILD.format(
+        module="folder", owner="", name="sync_folder", call=1, caller="publish", argv=argv
+    )
     assert subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, stderr=subprocess.DEVNULL
     ).returncode
@@ -173,7 +257,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("part_bytes", [300_000, 1 << 30], ids=["after-some-parts", "in-the-first-part"])
 def test_really_full_disk_is_said_and_with_more_room_the_build_goes_on(
-    tmp_path: Path, small_disk: Path, part_bytes: int
+    tmp_path: Path, small_disk: Path, part_bytes: int, capsys: pytest.CaptureFixture[str]
 ):
     fasta, out = tmp_path / "all.fasta", small_disk / "out"
     write_fasta(fasta, [(name, sequence * 3) for name, sequence in read_fasta(SAMPLE)])
@@ -188,7 +272,9 @@ def test_really_full_disk_is_said_and_with_more_room_the_build_goes_on(
     assert not (out / "manifest.json").exists()
     assert out.exists() == (part_bytes < 1 << 30)
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    capsys.readouterr()
     prepare([str(fasta)], out, options, plan=plan)
+    assert ("going on with the unfinished build" in capsys.readouterr().err) == (part_bytes < 1 << 30)
     prepare([str(fasta)], tmp_path / "whole", options)
     assert shard_bytes(out) == shard_bytes(tmp_path / "whole")
 
@@ -217,6 +303,19 @@ def test_dataset_is_replaced_only_by_force_and_whole(tmp_path: Path):
         "train-00000-of-00001.h5",
     ]
     assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["report.html", "skipped.tsv"])
+def test_a_file_of_ones_own_beside_a_dataset_is_never_replaced(tmp_path: Path, name: str):
+    fasta, out = write_fasta(tmp_path / "a.fasta", random_records([20] * 5)), tmp_path / "out"
+    assert main([fasta, str(out)]) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["extras"] = []
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    (out / name).write_text("mine")
+    with pytest.raises(ValueError, match="which no manifest"):
+        main([fasta, str(out), "--force"])
+    assert (out / name).read_text() == "mine"
 
 
 def test_files_that_no_manifest_names_are_never_replaced(tmp_path: Path):

@@ -201,6 +201,22 @@ def test_both_inflaters_read_members_and_refuse_damage(
             read(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1 :])
 
 
+@pytest.mark.parametrize("inflater", ["isal", "zlib"])
+def test_what_unpacks_to_a_thousand_times_its_size_comes_in_small_pieces(
+    inflater: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    chosen = isal.isal_zlib if inflater == "isal" else zlib
+    monkeypatch.setattr(streams, "_inflater", chosen.decompressobj)
+    for length in (streams.OUTPUT_LIMIT, streams.OUTPUT_LIMIT + 1, 50_000_000):
+        (tmp_path / "a.gz").write_bytes(gzip.compress(b">a\n" + b"M" * (length - 3)))
+        with open_stream(tmp_path / "a.gz", lambda size: None) as stream:
+            sizes = [len(piece) for piece in stream.pieces()]
+        assert sum(sizes) == length
+        assert (
+            max(sizes) <= 2 * streams.OUTPUT_LIMIT
+        )  # the first piece is joined with what told the kind of the file
+
+
 def test_reading_ahead_ends_with_its_reader(tmp_path: Path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(b">a\n" + b"MKV\n" * 10_000_000, 1))

@@ -101,7 +101,7 @@ def reader(path: str) -> Found:
     part_bytes = MemoryPlan.fit(2 << 30, 2, text_bytes=estimate_text_bytes(path)).part_bytes
     with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
         journal = Journal(Path(folder))
-        journal.begin(BuildOrder.describe([path], [], PrepareOptions(), strict=False, part_bytes=part_bytes))
+        journal.begin(BuildOrder.describe([path], [], PrepareOptions(), strict=False))
         with _measured(found):
             tasks = PartReader([path], Path(folder), journal, part_bytes=part_bytes, advance=lambda _: None)
             for task in tasks:

@@ -80,7 +80,7 @@ class DaskRunner(TaskRunner):
                 f"lack protperf {__version__} as it is installed here; then run the same command again"
             ) from error
         if isinstance(error, RuntimeError) and isinstance(error.__cause__, ImportError):
-            raise ValueError(
+            raise ConnectionError(
                 f"{self._place}: its workers cannot load the tasks ({error.__cause__}); "
                 f"they need protperf {__version__} as it is installed here"
             ) from error
@@ -238,7 +238,7 @@ def _attempt_remotely(version: str, function: Callable[..., Any], arguments: tup
 
 def _refuse_version(version: str, host: str) -> None:
     """Raise, since another version may write other bytes."""
-    raise ValueError(
+    raise ConnectionError(
         f"the dask worker on {host} has protperf {__version__}, this command is {version}; give the workers the same"
     )
 

@@ -48,6 +48,8 @@ def measure(options: argparse.Namespace) -> Report:
         from protperf.bench.attention import run
     elif options.benchmark == "error":
         from protperf.bench.error import run
+    elif options.benchmark == "reading":
+        from protperf.bench.reading import run
     else:
         from protperf.bench.model import run
     return run(options)
@@ -75,13 +77,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
     parser = argparse.ArgumentParser(
         "protperf bench",
-        description="Measure attention and models on this machine. Within a table all contestants take turns in one run "
+        description="Measure attention, models and reading on this machine. Within a table all contestants take turns in one run "
         "and medians count; measure on a quiet machine all the same. OMP_NUM_THREADS sets the number of threads.",
     )
-    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="attention|error|model")
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="attention|error|model|reading")
     _add_attention(commands)
     _add_error(commands)
     _add_model(commands)
+    _add_reading(commands)
     options = parser.parse_args(argv)
     if options.benchmark == "attention":
         options.lengths = sorted(set(options.lengths))
@@ -91,6 +94,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if options.benchmark == "error":
         options.features = sorted(set(options.features))
         options.sigmas = sorted(set(options.sigmas))
+    if options.benchmark == "reading":
+        options.workers = sorted(set(options.workers))
     if options.benchmark == "model":
         if options.data and (options.length or options.packed):
             parser.error(
@@ -148,6 +153,7 @@ def _add_attention(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="SECONDS",
         help="leave out what would take longer for one call (%(default)s)",
     )
+    _add_device(parser)
     _add_common(parser, rounds=5)
 
 
@@ -187,6 +193,7 @@ def _add_error(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--layer-features", type=_even, default=256, metavar="F", help="features in the model (%(default)s)"
     )
     parser.add_argument("--heads", type=_positive, default=8, metavar="N", help="(%(default)s)")
+    _add_device(parser)
     _add_common(parser)
 
 
@@ -227,7 +234,35 @@ def _add_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="SECONDS",
         help="leave out what would take longer for one step (%(default)s)",
     )
+    _add_device(parser)
     _add_common(parser, rounds=3)
+
+
+def _add_reading(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "reading",
+        help="tokens a second that training's loader hands out",
+        description="How many tokens a second the loader of training hands out, masked and causal, as a multiple of what "
+        "performer_36l is meant to take on one H200, beside bare reads of the same windows.",
+    )
+    parser.add_argument(
+        "data", nargs="?", type=Path, metavar="DATA", help="a dataset by `protperf prepare` (generated)"
+    )
+    parser.add_argument(
+        "--workers",
+        type=_natural,
+        nargs="+",
+        default=(0, 2),
+        metavar="N",
+        help="processes that read; 0: the one that takes the batches (0 2)",
+    )
+    parser.add_argument("--batch-size", type=_positive, default=8, metavar="N", help="windows (%(default)s)")
+    parser.add_argument("--batches", type=_positive, default=512, metavar="N", help="in a turn (%(default)s)")
+    _add_common(parser, rounds=3)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
 
 
 def _add_common(parser: argparse.ArgumentParser, *, rounds: int = 0) -> None:
@@ -239,7 +274,6 @@ def _add_common(parser: argparse.ArgumentParser, *, rounds: int = 0) -> None:
     parser.add_argument(
         "--seed", type=_natural, default=0, metavar="N", help="of all that is drawn (%(default)s)"
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to FILE")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="also write figures into DIR")
     parser.add_argument("--force", action="store_true", help="replace files that are there")

@@ -24,6 +24,19 @@ SPLITS = ("train", "valid", "test", "ood")
 LENGTH_BINS = sorted({math.ceil(2 ** (i / 4)) for i in range(4 * 32)})
 """Lower bounds of the bins of `SplitStats.length_histogram`, in residues."""
 
+DROPPED = {
+    "too_short": "shorter than --min-length",
+    "too_long": "longer than --max-length",
+    "too_many_x": "more X than --max-x",
+    "fragments": "fragments",
+    "evidence": "no evidence up to --max-evidence",
+    "taxon": "other taxa",
+    "not_representative": "not the representatives of their clusters",
+    "duplicates": "exact duplicates",
+    "tail_sequences": "nothing left with the last window of a shard",
+}
+"""Fields of `RecordCounts` that count accepted records which are in no split, with the reason in words."""
+
 _T = TypeVar("_T")
 
 
@@ -33,7 +46,7 @@ class InputEntry:
 
     Attributes:
         name: file name without its folder; `-` is standard input.
-        role: `sequences`, `clusters` or `ood`.
+        role: `sequences`, `clusters`, `ood` or `families`.
         bytes: size as read, compressed if the file is; None for standard input.
         sha256: hex digest of those bytes; None for standard input.
     """
@@ -145,17 +158,7 @@ class RecordCounts:
     @property
     def dropped(self) -> dict[str, int]:
         """The accepted records that are in no split, by reason; with the proteins of all splits they sum to `accepted`."""
-        return {
-            "shorter than --min-length": self.too_short,
-            "longer than --max-length": self.too_long,
-            "more X than --max-x": self.too_many_x,
-            "fragments": self.fragments,
-            "no evidence up to --max-evidence": self.evidence,
-            "other taxa": self.taxon,
-            "not the representatives of their clusters": self.not_representative,
-            "exact duplicates": self.duplicates,
-            "nothing left with the last window of a shard": self.tail_sequences,
-        }
+        return {reason: getattr(self, name) for name, reason in DROPPED.items()}
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ class Manifest:
         residue_counts: number of each residue token in `train`, by letter.
         shards: the shards, by split and index.
         ngrams: the n-gram count file of `train`.
+        extras: names of other files of the dataset, which no program reads.
         digest: hash over the shards' hashes: equal digests mean equal datasets.
         vocabulary: the tokens, by id.
         fingerprint: hex SHA-256 of the vocabulary.
@@ -191,6 +195,7 @@ class Manifest:
     shards: list[ShardEntry]
     ngrams: NgramEntry
     digest: str
+    extras: list[str] = field(default_factory=list)
     vocabulary: list[str] = field(default_factory=lambda: list(VOCABULARY.tokens))
     fingerprint: str = VOCABULARY.fingerprint
 
@@ -246,6 +251,7 @@ def list_files(dataset_dir: Path) -> list[str]:
     data = _load(path)
     try:
         names = [str(entry["file"]) for entry in [*data["shards"], data["ngrams"]]]
+        names += map(str, data.get("extras", []))
     except (KeyError, TypeError) as error:
         raise FormatError(f"{path}: damaged manifest ({error!r}); move the folder away") from None
     outside = [name for name in names if name != Path(name).name or name in ("", "..")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from protperf.formats.commit import sync_folder, temporary_path
+from protperf.formats.commit import commit_file, sync_folder, temporary_path
 from protperf.formats.records import Skipped, escaped
 
 
@@ -48,7 +48,7 @@ class SkippedTable:
         if self._file is not None and self._path and self._partial:
             self._file.close()
             if kind is None:
-                os.replace(self._partial, self._path)
+                commit_file(self._partial, self._path)
             else:
                 self._partial.unlink()
         elif kind is None and self._path:

@@ -39,7 +39,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 HEAD_SIZE = 1 << 16
 PIECE_SIZE = 1 << 17
 OUTPUT_LIMIT = 1 << 22
-PIECES_AHEAD = 16
+PIECES_AHEAD = 8
 """Decompressed pieces that a reading thread keeps ready: a few MB."""
 
 COMPRESSIONS = {
@@ -242,16 +242,20 @@ def _with_head(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 
 class _Gzip:
-    """A gzip member's decoder with the interface of bz2's and lzma's; checks the CRC and the length."""
+    """A gzip member's decoder with the interface of bz2's and lzma's; checks the CRC and the length.
 
-    needs_input = True
+    Attributes:
+        needs_input: whether all output of the input so far has been handed out.
+    """
 
     def __init__(self) -> None:
         self._decoder = _inflater(wbits=31)
+        self.needs_input = True
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        # deflate expands at most 1032 times, so a piece needs no limit on its output
-        return self._decoder.decompress(data)
+        output: bytes = self._decoder.decompress(self._decoder.unconsumed_tail + data, max_length)
+        self.needs_input = len(output) < max_length and not self._decoder.unconsumed_tail
+        return output
 
     @property
     def eof(self) -> bool:
