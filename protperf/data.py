@@ -110,9 +110,10 @@ def mix_quotas(weights: Sequence[float]) -> list[int]:
     for place in by_remainder[: MIX_BLOCK - sum(quotas)]:
         quotas[place] += 1
     if 0 in quotas:
+        place = quotas.index(0)
         raise ValueError(
-            f"data.weights: weight {weights[quotas.index(0)]:g} of {total:g} is less than one sample in {MIX_BLOCK:,}; "
-            "give it more weight or leave its folder out"
+            f"data.weights: folder {place + 1} of data.path and data.more_paths has {weights[place]:g} of {total:g} (its windows "
+            f"where no weights are given), less than one sample in {MIX_BLOCK:,}; give it more weight or leave it out"
         )
     return quotas
 

@@ -171,6 +171,8 @@ def _lengths(manifest: Manifest) -> str:
         chart = length_chart(bins, end=end, label=f"Lengths of the proteins of {text}")
         parts.append(f"<h3>{escape(text)}</h3>{chart}")
     note = '<p class="soft">Share of the split\'s proteins by length, four bins an octave.</p>'
+    if manifest.counts.tail_residues:
+        note += '<p class="soft">Of what was dropped with last windows the mean is without it, the rest with it.</p>'
     return _section("Lengths", note + "".join(parts))
 
 
