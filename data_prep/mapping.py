@@ -16,7 +16,7 @@ from data_prep.filters import Filters
 from data_prep.keys import hash_sequences, order_keys
 from data_prep.memory import reuse_memory
 from data_prep.options import PrepareOptions
-from data_prep.sorted_parts import BY_SEQUENCE, write_part
+from data_prep.sorted_parts import BY_SEQUENCE, PartRecords, write_part
 from protperf.formats.blocks import Block, BlockParser
 from protperf.formats.commit import commit_bytes
 from protperf.formats.counts import Counts
@@ -183,11 +183,11 @@ class _Collected:
     def write(self, path: Path) -> None:
         """Write the part's file."""
         empty = np.empty(0, np.uint64)
-        write_part(
-            path,
+        part = PartRecords(
             keys=np.concatenate([empty, *self._keys]),
             lows=np.concatenate([empty, *self._lows]),
             splits=np.concatenate([np.empty(0, np.uint8), *self._splits]),
             lengths=np.concatenate([np.empty(0, np.int64), *self._lengths]),
             sequences=self._sequences,
         )
+        write_part(path, part)

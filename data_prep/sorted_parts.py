@@ -11,8 +11,10 @@ So the records of a range of keys lie side by side and are found by two small re
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import numpy as np
 
@@ -34,46 +36,57 @@ _JOINED = 4096
 _HEADER_BYTES = 16
 
 
-def write_part(
-    path: Path,
-    *,
-    keys: np.ndarray,
-    lows: np.ndarray,
-    splits: np.ndarray,
-    lengths: np.ndarray,
-    sequences: list[bytes],
-) -> None:
-    """Sort records by key and write them, equal ones of one split once; the file appears when it is whole.
+@dataclass(frozen=True, eq=False)
+class PartRecords:
+    """The records of a part in any order.
 
-    Args:
-        path: the file.
+    Attributes:
         keys: order keys, uint64 `(N,)`.
         lows: second halves of the hashes, uint64 `(N,)`.
         splits: numbers of the splits, uint8 `(N,)`.
         lengths: tokens of each record, `<bos>` included, int64 `(N,)`.
         sequences: `<bos>` and the residues' tokens of each record.
     """
-    order = sort_records(keys, lows)
-    keys, lows, splits = keys[order], lows[order], splits[order]
+
+    keys: np.ndarray
+    lows: np.ndarray
+    splits: np.ndarray
+    lengths: np.ndarray
+    sequences: list[bytes]
+
+
+def write_part(path: Path, part: PartRecords) -> None:
+    """Write a part's file, which appears when it is whole."""
+    temporary = temporary_path(path)
+    try:
+        with open(temporary, "wb") as file:
+            write_records(file, part)
+        commit_file(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_records(file: IO[bytes], part: PartRecords) -> None:
+    """Sort the records of a part by key and write them, equal ones of one split once."""
+    order = sort_records(part.keys, part.lows)
+    keys, lows, splits = part.keys[order], part.lows[order], part.splits[order]
     first = np.ones(len(order), bool)
     first[1:] = (keys[1:] != keys[:-1]) | (lows[1:] != lows[:-1]) | (splits[1:] != splits[:-1])
     for place in np.flatnonzero(~first).tolist():
-        check_equal(sequences[order[place - 1]], sequences[order[place]])
+        check_equal(part.sequences[order[place - 1]], part.sequences[order[place]])
     records = np.empty(int(first.sum()), RECORD)
     records["key"], records["low"], records["split"] = keys[first], lows[first], splits[first]
     records["copies"] = np.diff(np.append(np.flatnonzero(first), len(order)))
     order = order[first]
-    records["end"] = np.cumsum(lengths[order])
+    records["end"] = np.cumsum(part.lengths[order])
     fences = records["key"][::_FENCE]
-    temporary = temporary_path(path)
-    with open(temporary, "wb") as file:
-        np.array([len(records), len(fences)], np.uint64).tofile(file)
-        fences.astype(np.uint64).tofile(file)
-        records.tofile(file)
-        places = order.tolist()
-        for start in range(0, len(places), _JOINED):
-            file.write(b"".join([sequences[place] for place in places[start : start + _JOINED]]))
-    commit_file(temporary, path)
+    # not ndarray.tofile, which says nothing of a disk that is full at its end
+    file.write(np.array([len(records), len(fences)], np.uint64).tobytes())
+    file.write(np.ascontiguousarray(fences).tobytes())
+    file.write(records.tobytes())
+    places = order.tolist()
+    for start in range(0, len(places), _JOINED):
+        file.write(b"".join([part.sequences[place] for place in places[start : start + _JOINED]]))
 
 
 def check_equal(one: bytes | memoryview, other: bytes | memoryview) -> None:

@@ -22,6 +22,7 @@ from data_prep.splits import OOD, Thresholds
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_file
 from protperf.formats.headers import parse_header
+from protperf.formats.streams import BYTE_ORDER_MARK
 
 REPRESENTATIVE = 8
 """Added to the number of the split where the name is that of its cluster's representative."""
@@ -106,8 +107,8 @@ class TableWriter:
             for bucket in buckets:
                 entries = self._taken() if bucket is None else np.fromfile(bucket, _ENTRY)
                 entries = self._sorted(entries)
-                entries["name"].tofile(names)
-                entries["value"].tofile(values)
+                names.write(entries["name"].tobytes())
+                values.write(entries["value"].tobytes())
                 if bucket is not None:
                     bucket.unlink()
         for name, kind in (("names", "<u8"), ("values", "u1")):
@@ -142,7 +143,7 @@ class TableWriter:
         ends = np.cumsum(np.bincount(numbers.astype(np.intp), minlength=_NUM_BUCKETS))
         for number, part in enumerate(np.split(entries, ends[:-1])):
             with open(self._bucket(number), "ab") as file:
-                part.tofile(file)
+                file.write(part.tobytes())
         self._spilled = True
 
     def _bucket(self, number: int) -> Path:
@@ -259,7 +260,7 @@ def _read_lines(path: str) -> Iterator[tuple[int, bytes]]:
     try:
         with opener(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
-                yield number, line.rstrip(b"\r\n")
+                yield number, line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"{path}: damaged gzip file ({error})") from None
 

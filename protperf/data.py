@@ -103,8 +103,8 @@ def mix_quotas(weights: Sequence[float]) -> list[int]:
     Raises:
         ValueError: a weight so small that its dataset would never be read.
     """
-    total = math.fsum(weights)
-    exact = [weight / total * MIX_BLOCK for weight in weights]
+    parts = [weight / max(weights) for weight in weights]
+    exact = [part / math.fsum(parts) * MIX_BLOCK for part in parts]
     quotas = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda place: quotas[place] - exact[place])
     for place in by_remainder[: MIX_BLOCK - sum(quotas)]:
@@ -112,7 +112,7 @@ def mix_quotas(weights: Sequence[float]) -> list[int]:
     if 0 in quotas:
         place = quotas.index(0)
         raise ValueError(
-            f"data.weights: folder {place + 1} of data.path and data.more_paths has {weights[place]:g} of {total:g} (its windows "
+            f"data.weights: folder {place + 1} of data.path and data.more_paths has {weights[place]:g} of {sum(weights):g} (its windows "
             f"where no weights are given), less than one sample in {MIX_BLOCK:,}; give it more weight or leave it out"
         )
     return quotas

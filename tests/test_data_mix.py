@@ -73,9 +73,7 @@ def test_quotas_fill_the_block_and_are_off_by_less_than_one(weights: list[float]
 
 
 def test_a_weight_that_would_never_be_read_is_refused():
-    with pytest.raises(
-        ValueError, match=r"has 1e-06 of 1 .*, less than one sample in 65,536; give it more"
-    ):
+    with pytest.raises(ValueError, match=r"has 1e-06 of 1 .*, less than one sample in 65,536; give it more"):
         mix_quotas([0.999999, 0.000001])
 
 

@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prepared import REPOSITORY, SAMPLE, all_proteins, random_records, read_fasta, shard_bytes, write_fasta
 
 from data_prep.memory import MemoryPlan
 from data_prep.options import PrepareOptions
 from data_prep.prepare import main, prepare
+from data_prep.sorted_parts import PartRecords, write_records
 from protperf.formats import FormatError
 from protperf.formats.manifest import read_manifest
 from protperf.formats.shards import ShardSet
@@ -277,6 +279,14 @@ def test_really_full_disk_is_said_and_with_more_room_the_build_goes_on(
     assert ("going on with the unfinished build" in capsys.readouterr().err) == (part_bytes < 1 << 30)
     prepare([str(fasta)], tmp_path / "whole", options)
     assert shard_bytes(out) == shard_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("num_records", [1, 40, 400])
+def test_no_part_is_whole_on_a_disk_that_is_full(num_records: int):
+    numbers = np.arange(num_records, dtype=np.uint64)
+    with pytest.raises(OSError, match="No space left"), open("/dev/full", "wb") as full:
+        splits, lengths = np.zeros(num_records, np.uint8), np.full(num_records, 3)
+        write_records(full, PartRecords(numbers, numbers, splits, lengths, [b"abc"] * num_records))
 
 
 def test_dataset_is_replaced_only_by_force_and_whole(tmp_path: Path):

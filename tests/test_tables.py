@@ -96,6 +96,14 @@ def test_members_have_the_split_of_their_cluster(tmp_path: Path, name: str, end:
     assert {TRAIN, VALID, TEST} == {0, 1, 2}
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path):
+    records = random_records([30] * 2)
+    (tmp_path / "c.tsv").write_bytes(b"\xef\xbb\xbfp0\tp0\np0\tp1\n")
+    options = PrepareOptions(window=64, clusters=str(tmp_path / "c.tsv"), keep="representative")
+    counts = prepare([write_fasta(tmp_path / "a.fasta", records)], tmp_path / "out", options).counts
+    assert (counts.not_representative, counts.outside_clusters) == (1, 0)
+
+
 def test_the_order_of_a_table_says_nothing(tmp_path: Path):
     written = []
     for number, lines in enumerate((CLUSTERS, CLUSTERS[::-1], random.Random(2).sample(CLUSTERS, 400))):
