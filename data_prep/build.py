@@ -101,7 +101,7 @@ class Build:
     def _tidy(self) -> None:
         """Remove what was unfinished when the build was cut off, and do again what is gone."""
         for left in self.work.glob(".*.tmp"):
-            left.unlink()
+            left.unlink(missing_ok=True)
         for kind, names in (
             ("clusters", lambda number, result: [result]),
             ("tables", lambda number, result: ["tables/names.npy", "tables/values.npy"]),
@@ -204,10 +204,12 @@ class Build:
                         table.write(Skipped(*json.loads(line)))
 
     def _thresholds(self, named: Thresholds | None, kept: int) -> Thresholds:
-        """Return where the splits end: of the clusters, of fractions, or so that the numbers asked come out."""
-        known = named or Thresholds.of_fractions(self.options)
+        """Return where the splits of what no table names end: by fractions, or so that the numbers asked come out."""
+        known = Thresholds.of_fractions(self.options)
         if known is not None:
             return known
+        if named is not None:  # as many clusters as asked, and no more
+            return Thresholds(0, 0)
         fractions = sum(share for share in (self.options.valid, self.options.test) if share < 1)
         bound = fractions + 2 * num_asked(self.options) / kept + 0.01
         while True:

@@ -73,7 +73,7 @@ class OutputFolder:
             self._take_back()
             self._check()
         except BaseException:
-            self._leave(remove=self._lock is not None and not self._has_content())
+            self._leave(remove=self._lock is not None and not self._has_results())
             raise
         return self
 
@@ -141,16 +141,17 @@ class OutputFolder:
             (self.path / name).unlink(missing_ok=True)
         plan.unlink()
 
-    def _has_content(self) -> bool:
-        """Return whether the work folder holds anything but the lock."""
-        return any(entry.name != _LOCK_NAME for entry in self.work.iterdir())
+    def _has_results(self) -> bool:
+        """Return whether there is a build to go on with; without a journal the work folder is a rest of a removed one."""
+        return all((self.work / name).exists() for name in JOURNAL_NAMES)
 
     def _check(self) -> None:
         """Refuse to replace a dataset without `force`, and files of unknown origin always."""
         owned = self._owned()
         if owned and not self.force:
+            beside = " by the unfinished build beside it" if self._has_results() else ""
             raise ValueError(
-                f"{self.path}: holds a dataset already; --force replaces it, or choose another folder"
+                f"{self.path}: holds a dataset already; --force replaces it{beside}, or choose another folder"
             )
         foreign = [
             entry.name

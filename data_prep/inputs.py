@@ -7,10 +7,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from data_prep.options import PrepareOptions
 from data_prep.reading import as_text
 from protperf.formats.manifest import InputEntry
 from protperf.formats.sizes import estimate_text_bytes, hash_file, in_units
 from protperf.formats.streams import place_of
+
+_NGRAM_FACTOR, _NGRAM_BYTES = 4, 2e6
+"""Disk for the n-gram counts of a range of keys: for each of its tokens, and at most."""
 
 _WORK_FACTOR = 1.65
 """Disk that a build takes at its peak, for each byte of text: the sorted parts and the shards, each without headers."""
@@ -38,18 +42,22 @@ def estimate_text(paths: list[str]) -> float:
     return total
 
 
-def check_space(text_bytes: float, out: Path, *, there: int) -> str:
+def check_space(text_bytes: float, out: Path, options: PrepareOptions, *, there: int) -> str:
     """Return one line on the disk space the build needs at its peak and what is free.
 
     Args:
         text_bytes: text of the inputs, see `estimate_text`.
         out: the dataset's folder.
+        options: of the dataset; many small shards need more.
         there: bytes that an earlier start of the same build has written already.
 
     Raises:
         ValueError: there is not enough.
     """
-    need = _WORK_FACTOR * text_bytes
+    shard_bytes = options.window * options.shard_windows
+    need = _WORK_FACTOR * text_bytes + 2 * text_bytes / shard_bytes * min(
+        shard_bytes * _NGRAM_FACTOR, _NGRAM_BYTES
+    )
     free = shutil.disk_usage(out).free
     if free + there < need:
         raise ValueError(

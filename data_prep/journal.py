@@ -15,6 +15,9 @@ from data_prep.options import PrepareOptions
 from protperf import __version__
 from protperf.formats.commit import commit_bytes
 
+_WORK_FORMAT = 1
+"""Of the files in the work folder; another one is not gone on with."""
+
 _ORDER_NAME = "order.json"
 _JOURNAL_NAME = "journal.jsonl"
 JOURNAL_NAMES = (_JOURNAL_NAME, _ORDER_NAME)
@@ -45,7 +48,7 @@ class BuildOrder:
         """Return what is asked now, without a size of the parts."""
         wanted = {name: value for name, value in asdict(options).items() if name != "release"}
         files = [_identity(path) for path in [*inputs, *tables]]
-        return cls(__version__, wanted, strict, files, part_bytes=0)
+        return cls(f"{__version__}, format {_WORK_FORMAT}", wanted, strict, files, part_bytes=0)
 
     @property
     def can_resume(self) -> bool:

@@ -126,10 +126,17 @@ class PrepareOptions:
                 )
         if (self.valid if self.valid < 1 else 0) + (self.test if self.test < 1 else 0) >= 1:
             raise ValueError(
-                f"--valid {self.valid} --test {self.test}: fractions from 0 that leave something to train on"
+                f"--valid {self.valid} --test {self.test}: fractions from 0, together below 1, so that something is left to train on"
             )
         if self.ood_clusters and not self.clusters:
             raise ValueError("--ood-clusters needs --clusters, the table its representatives stand in")
+        for name in ("cluster_identity", "cluster_coverage"):
+            if getattr(self, name) != getattr(type(self), name) and self.clusters != MMSEQS:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is for --clusters {MMSEQS}, which makes the clusters"
+                )
+        if self.families != PAPER_FAMILIES and not self.ood_families:
+            raise ValueError("--families needs --ood-families, the table that says which records are of them")
         if self.keep == "representative" and not self.clusters:
             raise ValueError("--keep representative needs --clusters, the table that names them")
 
@@ -162,10 +169,16 @@ class PrepareOptions:
         )
 
     def as_manifest(self) -> dict[str, Any]:
-        """Return the options as the manifest holds them: files by name, without what has its own place there."""
+        """Return the options as the manifest holds them: files by name, without what has its own place or no effect."""
         options = dataclasses.asdict(self)
         for name in _TABLES:
             options[name] = Path(options[name]).name
+        for name in ("valid", "test"):
+            options[name] = int(options[name]) if options[name] >= 1 else options[name]
+        if self.clusters != MMSEQS:
+            del options["cluster_identity"], options["cluster_coverage"]
+        if not self.ood_families:
+            del options["families"]
         return {name: value for name, value in options.items() if name not in _SAID_ELSEWHERE}
 
 

@@ -107,7 +107,7 @@ def prepare(
             journal.begin(replace(order, part_bytes=plan.part_bytes))
         if check_disk:
             there = sum(entry.stat().st_size for entry in folder.work.iterdir() if entry.is_file())
-            _say(check_space(text_bytes, out, there=there))
+            _say(check_space(text_bytes, out, options, there=there))
         sources = [describe_table(path, role) for role, path in tables.items()]
         build = Build(
             inputs,
@@ -119,6 +119,8 @@ def prepare(
             part_bytes=earlier.part_bytes if earlier else plan.part_bytes,
             say=_say,
         )
+        if executor.kind == "dask":
+            _say(f"looking for the dask scheduler {executor.scheduler} and its workers")
         with make_runner(executor, say=_say) as runner, _keeping(folder, journal, order):
             built = build.run(runner)
             return _publish(folder, options, built, [*built.inputs, *sources])

@@ -53,7 +53,7 @@ def explain_nothing(counts: Counts, dropped: Counter[str]) -> str:
     """Return why no record is left."""
     if counts.accepted:
         reasons = ", ".join(
-            f"{number:,} {name.replace('_', ' ')}" for name, number in dropped.items() if number
+            f"{dropped[name]:,} {reason}" for name, reason in DROPPED.items() if dropped[name]
         )
         return f"no record is left of {counts.accepted:,} accepted: {reasons}; ask for less"
     example = f"; the first: {counts.skipped_examples[0].message}" if counts.skipped_examples else ""

@@ -94,7 +94,7 @@ def test_the_forecast_counts_the_segments_of_parts_and_steps():
 def test_a_verdict_says_what_was_reached(value: float, verdict: str):
     row = Row("prepare", "all of it", value, "x", 10, 6, notes=("a note",))
     assert row.verdict == verdict
-    head, line, note = format_table([row]).splitlines()
+    head, line, note, _ = format_table([row]).splitlines()
     assert line.startswith("all of it")
     assert line.endswith(verdict)
     assert len(head) < len(line)

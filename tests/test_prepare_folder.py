@@ -284,9 +284,14 @@ def test_really_full_disk_is_said_and_with_more_room_the_build_goes_on(
 @pytest.mark.parametrize("num_records", [1, 40, 400])
 def test_no_part_is_whole_on_a_disk_that_is_full(num_records: int):
     numbers = np.arange(num_records, dtype=np.uint64)
-    with pytest.raises(OSError, match="No space left"), open("/dev/full", "wb") as full:
-        splits, lengths = np.zeros(num_records, np.uint8), np.full(num_records, 3)
-        write_records(full, PartRecords(numbers, numbers, splits, lengths, [b"abc"] * num_records))
+    part = PartRecords(numbers, numbers, np.zeros(num_records, np.uint8), numbers, [b"abc"] * num_records)
+
+    def write() -> None:
+        with open("/dev/full", "wb") as full:
+            write_records(full, part)
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
 
 
 def test_dataset_is_replaced_only_by_force_and_whole(tmp_path: Path):

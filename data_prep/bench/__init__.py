@@ -308,6 +308,9 @@ def format_table(rows: Sequence[Row]) -> str:
         value = f"{row.value:.3g} {row.unit}"
         lines.append(f"{row.what:55} {value:>12} {f'{sign} {row.bar:g}':>8} {aim:>8}  {row.verdict}")
         lines += [f"    {note}" for note in row.notes]
+    lines.append(
+        "bar: what must hold; aim: what is wanted. Below 256M of text the start of processes weighs in."
+    )
     return "\n".join(lines)
 
 

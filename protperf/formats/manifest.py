@@ -276,7 +276,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise FormatError(
             f"{path.parent}: no {MANIFEST_NAME}, so this is no finished dataset; run `protperf prepare` (again)"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error}); prepare the dataset again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__

@@ -83,7 +83,8 @@ class NgramCounter:
         """Write the counts that are not 0, for `merge`."""
         places = np.flatnonzero(self._fours)
         buffer = io.BytesIO()
-        np.savez(buffer, places=places, counts=self._fours.flat[places], lasts=self._lasts)
+        counts = self._fours.flat[places]
+        np.savez_compressed(buffer, places=places.astype(np.int32), counts=counts, lasts=self._lasts)
         commit_bytes(path, buffer.getvalue())
 
     def merge(self, path: Path) -> None:
