@@ -8,6 +8,7 @@ import gzip
 import lzma
 import os
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -140,23 +141,32 @@ def simple_fasta(path):
         with opener(path, "rt", encoding="utf-8") as lines, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return [(title.strip(), seq.upper().removesuffix("*")) for title, seq in SimpleFastaParser(lines)]
-    except ValueError:
+    except (ValueError, EOFError, OSError):  # damaged, or no text
         return None
 
 
-def test_well_formed_files_read_as_biopython_reads_them(shared_dir):
-    compared = 0
-    for path in [*(shared_dir / "data/sequences").iterdir(), *(shared_dir / "data/fasta_oddities").iterdir()]:
+def test_files_read_as_biopython_reads_them(shared_dir):
+    """Well-formed files whole; of the others each accepted record is one that Biopython reads."""
+    folders = ["data/sequences", "data/fasta_oddities", "data/weights", "data/uniprot_xml", "cases/fasta"]
+    paths = [path for folder in folders for path in sorted((shared_dir / folder).iterdir()) if path.is_file()]
+    whole = partly = 0
+    for path in paths:
         expected = simple_fasta(path)
         if not expected:
             continue
         reader = SequenceReader([path])
-        got = [(record.header, residues(record)) for record in reader]
-        if reader.skipped or set(reader.repaired) - {"final_stop", "like_nucleotides"}:
+        try:
+            got = [(record.header, residues(record)) for record in reader]
+        except FormatError:
             continue
-        assert got == expected, path
-        compared += 1
-    assert compared >= 28, compared
+        if not reader.skipped and not set(reader.repaired) - {"final_stop", "like_nucleotides", "very_long"}:
+            assert got == expected, path
+            whole += 1
+        elif not set(reader.repaired) - {"final_stop", "like_nucleotides", "very_long"}:
+            assert not Counter(got) - Counter(expected), path
+            partly += 1
+    assert whole >= 59, whole
+    assert partly >= 10, partly
 
 
 # records left out by the default policy: (line, column, reason), counted by hand in each file

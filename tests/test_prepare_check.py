@@ -126,7 +126,12 @@ def test_scan_counts_the_same_whatever_the_blocks(sample_dataset: Path, block: i
     scan.finish()
     proteins = read_proteins(sample_dataset)["valid"]
     assert scan.fault == ""
-    assert scan.hashes.tolist() == [hash(bytes(encode(protein))) for protein in proteins]
+    digests = [
+        hashlib.blake2b(bytes([BOS]) + bytes(encode(protein)), digest_size=16).digest()
+        for protein in proteins
+    ]
+    assert scan.highs.tolist() == [int.from_bytes(digest[:8], "big") for digest in digests]
+    assert scan.lows.tolist() == [int.from_bytes(digest[8:], "big") for digest in digests]
     assert scan.lengths.sum() == len(proteins)
     assert scan.counts.tolist() == np.bincount(tokens, minlength=36).tolist()
 
@@ -337,12 +342,28 @@ def test_protein_in_two_splits_is_named(even: Path, source: str, target: str):
 
 
 def test_protein_twice_in_a_shard_is_named_unless_copies_are_kept(even: Path):
-    copy_protein(even, "valid", "valid", to=7)
-    assert refusal(even).startswith(f"{first_shard(even, 'valid').name}: proteins 0 and 7 are the same")
+    copy_protein(even, "valid", "valid", to=1)
+    assert refusal(even).startswith(f"{first_shard(even, 'valid').name}: proteins 0 and 1 are the same")
     manifest = load(even)
     manifest["options"]["duplicates"] = "keep"
     save(even, manifest)
     check_dataset(even)
+
+
+def test_protein_out_of_its_place_is_named(even: Path):
+    manifest = load(even)
+    manifest["options"]["duplicates"] = "keep"
+    save(even, manifest)
+    copy_protein(even, "valid", "valid", to=7)
+    name = first_shard(even, "valid").name
+    assert refusal(even).startswith(f"{name}: protein 7 comes before protein 6 in the order of seed 0")
+
+
+def test_another_seed_is_not_that_of_the_order(sample: Path):
+    manifest = load(sample)
+    manifest["seed"] = 1
+    save(sample, manifest)
+    assert "in the order of seed 1" in refusal(sample)
 
 
 @pytest.mark.parametrize(

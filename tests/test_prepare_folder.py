@@ -91,6 +91,39 @@ def test_killed_build_looks_unfinished_and_goes_on_to_the_same_bytes(
     assert skipped[0] == skipped[1]
 
 
+@pytest.mark.parametrize(
+    ("module", "owner", "name", "caller"),
+    [
+        ("tables", "", "_as_npy", ""),
+        ("journal", "Journal.", "add", "_prepare_tables"),
+        ("build", "", "map_part", ""),
+        ("folder", "shutil.", "rmtree", "clear"),
+    ],
+    ids=["while-tables-are-written", "before-the-journal", "after-the-tables", "while-the-rest-is-removed"],
+)
+def test_build_with_clusters_goes_on_too(tmp_path: Path, module: str, owner: str, name: str, caller: str):
+    records = read_fasta(SAMPLE)[:100]
+    names = [header.split("|")[1] for header, _ in records]
+    table = "".join(f"{names[i // 5 * 5]}\t{member}\n" for i, member in enumerate(names))
+    (tmp_path / "clusters.tsv").write_text(table)
+    fasta = write_fasta(tmp_path / "a.fasta", records)
+    options = ["--window", "128", "--valid", "0.3", "--test", "3", "--workers", "1"]
+    options += ["--clusters", str(tmp_path / "clusters.tsv"), "--keep", "representative"]
+    assert main([fasta, str(tmp_path / "whole"), *options]) == 0
+    argv = [fasta, str(tmp_path / "out"), *options]
+    script = KILLED_BUILD.format(module=module, owner=owner, name=name, call=1, caller=caller, argv=argv)
+    killed = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    if name == "rmtree":  # the dataset is there; the next start removes what is left beside it
+        with pytest.raises(ValueError, match="holds a dataset already"):
+            main(argv)
+    else:
+        assert main(argv) == 0
+    assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(os.listdir(tmp_path / "whole"))
+    assert read_manifest(tmp_path / "out") == read_manifest(tmp_path / "whole")
+
+
 def unfinished(tmp_path: Path) -> tuple[str, list[str]]:
     """Leave an unfinished build in `out`; return its input and its options."""
     fasta = write_fasta(tmp_path / "a.fasta", read_fasta(SAMPLE)[:50])

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data_prep.check.scan import ShardScan, find_repeated, scan_shard, split_histogram
+from data_prep.keys import KEY_BITS, order_keys
 from protperf.formats import FormatError, shards
 from protperf.formats.manifest import (
     MANIFEST_NAME,
@@ -58,8 +59,8 @@ class CheckResult:
 def check_dataset(folder: Path) -> CheckResult:
     """Read every byte of a dataset and compare it with the manifest and with what a dataset must be.
 
-    Proteins are compared by 64-bit hashes: a clash of two that differ has a chance of one in 10,000 for a dataset like
-    TrEMBL, and is gone when the check is run again.
+    Proteins are compared by 64 bits of their hashes: a clash of two that differ has a chance of one in 10,000 for a dataset
+    like TrEMBL.
 
     Raises:
         FormatError: the first fault, by file and place.
@@ -158,20 +159,23 @@ def _check_splits(folder: Path, manifest: Manifest) -> None:
     """Read all shards, the largest split last, so that its proteins need not be remembered."""
     held: dict[str, np.ndarray] = {}
     order = sorted(SPLITS, key=lambda split: manifest.splits[split].sequences)
-    total = sum(shard.bytes for shard in manifest.shards)
+    total, disorder = sum(shard.bytes for shard in manifest.shards), ""
     with tqdm(total=total, desc="check", unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for split in order:
             totals = _SplitTotals()
             for shard in manifest.shards_of(split):
                 path = folder / shard.file
                 scan = _check_shard(path, shard, manifest, totals)
-                _check_apart(path, scan.hashes, held)
+                _check_apart(path, scan.lows, held)
                 totals.add(scan, keep_hashes=split != order[-1])
                 bar.update(shard.bytes)
             _compare_split(folder / MANIFEST_NAME, split, manifest, totals)
-            held[split] = np.sort(np.concatenate([np.zeros(0, np.int64), *totals.hashes]))
+            held[split] = np.sort(np.concatenate([np.zeros(0, np.uint64), *totals.lows]))
             if split == "train":
                 _check_ngrams(folder, manifest, totals)
+            disorder = disorder or totals.disorder
+    if disorder:
+        raise FormatError(f"{disorder}: prepare the dataset again")
 
 
 class _SplitTotals:
@@ -180,22 +184,24 @@ class _SplitTotals:
     Attributes:
         pairs: see `ShardScan`.
         lengths: see `ShardScan`.
-        hashes: those of each shard's proteins, where they are kept.
+        lows: see `ShardScan`, of each shard, where they are kept.
+        disorder: the first place where proteins are not in the order of their keys, in words; empty if there is none.
         ranges: number of the last shard's range and of all ranges, None before the first shard.
     """
 
     def __init__(self) -> None:
         empty = ShardScan(1, cut_tail=False)
         self.pairs, self.lengths = empty.pairs, empty.lengths
-        self.hashes: list[np.ndarray] = []
+        self.lows: list[np.ndarray] = []
         self.ranges: tuple[int, int] | None = None
+        self.disorder = ""
 
     def add(self, scan: ShardScan, *, keep_hashes: bool) -> None:
         """Add one shard."""
         self.pairs += scan.pairs
         self.lengths += scan.lengths
         if keep_hashes:
-            self.hashes.append(scan.hashes)
+            self.lows.append(scan.lows)
 
 
 def _check_shard(path: Path, shard: ShardEntry, manifest: Manifest, totals: _SplitTotals) -> ShardScan:
@@ -216,11 +222,28 @@ def _check_shard(path: Path, shard: ShardEntry, manifest: Manifest, totals: _Spl
         raise FormatError(f"{path}: no readable shard ({error}); prepare the dataset again") from None
     if scan.fault:
         raise FormatError(f"{path}: {scan.fault}; a shard holds whole proteins: prepare the dataset again")
-    if manifest.options.get("duplicates") == "drop" and (twice := find_repeated(scan.hashes)):
+    if manifest.options.get("duplicates") == "drop" and (twice := find_repeated(scan.lows)):
         raise FormatError(
             f"{path}: proteins {twice[0]} and {twice[1]} are the same, though duplicates were to be dropped: prepare the dataset again"
         )
+    totals.disorder = totals.disorder or _find_disorder(path, scan, manifest.seed, totals)
     return scan
+
+
+def _find_disorder(path: Path, scan: ShardScan, seed: int, totals: _SplitTotals) -> str:
+    """Say where proteins are not in the order of their keys, or outside the shard's range of keys."""
+    assert totals.ranges is not None
+    index, num_shards = totals.ranges
+    keys = order_keys(scan.highs, seed)
+    falling = np.flatnonzero(keys[1:] < keys[:-1])
+    if falling.size:
+        return (
+            f"{path}: protein {falling[0] + 1} comes before protein {falling[0]} in the order of seed {seed}"
+        )
+    for number in (0, len(keys) - 1) if len(keys) else ():
+        if int(keys[number]) * num_shards >> KEY_BITS != index:
+            return f"{path}: protein {number} belongs to another shard by the order of seed {seed}"
+    return ""
 
 
 def _check_frame(

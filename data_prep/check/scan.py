@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.keys import hash_sequences
 from protperf.formats.manifest import LENGTH_BINS, ShardEntry
 from protperf.vocab import VOCABULARY
 
@@ -34,7 +35,7 @@ _ALLOWED = _allow_pairs()
 
 
 class ShardScan:
-    """What the tokens of one shard are, fed block by block; memory is one block, one protein and 8 bytes a protein.
+    """What the tokens of one shard are, fed block by block; memory is one block, one protein and 16 bytes a protein.
 
     Attributes:
         pairs: number of times a token (row) is followed by another (column), `int64 (36, 36)`; the first token counts as
@@ -61,12 +62,18 @@ class ShardScan:
         self._last = _EOS
         self._open = bytearray()
         self._is_open = False
-        self._hashes: list[np.ndarray] = []
+        self._highs: list[np.ndarray] = []
+        self._lows: list[np.ndarray] = []
 
     @property
-    def hashes(self) -> np.ndarray:
-        """Hashes of the whole proteins in order, `int64 (P,)`; they compare within this process only."""
-        return np.concatenate([np.zeros(0, np.int64), *self._hashes])
+    def highs(self) -> np.ndarray:
+        """First halves of the hashes of the whole proteins, in order, `uint64 (P,)`: they give the order keys."""
+        return np.concatenate([np.zeros(0, np.uint64), *self._highs])
+
+    @property
+    def lows(self) -> np.ndarray:
+        """Second halves of these hashes, `uint64 (P,)`: proteins are compared by them."""
+        return np.concatenate([np.zeros(0, np.uint64), *self._lows])
 
     @property
     def counts(self) -> np.ndarray:
@@ -116,23 +123,24 @@ class ShardScan:
     def _close_proteins(self, block: np.ndarray) -> None:
         """Take lengths and hashes of the proteins that end in `block`, `uint8 (T,)`, and keep the one left open."""
         text = block.tobytes()
-        starts = (np.flatnonzero(block == _BOS) + 1).tolist()
+        starts = np.flatnonzero(block == _BOS).tolist()
         ends = np.flatnonzero(block == _EOS).tolist()
-        hashes, lengths = [], []
+        proteins: list[bytes] = []
         if self._is_open:
             self._open += text[: ends[0]] if ends else text
             if not ends:
                 return
-            lengths, hashes = [len(self._open)], [hash(bytes(self._open))]
+            proteins = [bytes(self._open)]
             self._open, self._is_open = bytearray(), False
             del ends[0]
         if len(starts) > len(ends):
             self._open, self._is_open = bytearray(text[starts.pop() :]), True
-        places = list(zip(starts, ends, strict=True))
-        hashes += [hash(text[start:end]) for start, end in places]
-        lengths += [end - start for start, end in places]
-        self._hashes.append(np.array(hashes, np.int64))
-        bins = np.searchsorted(LENGTH_BINS, np.array(lengths, np.int64), side="right") - 1
+        proteins += [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        high, low = hash_sequences(proteins)
+        self._highs.append(high)
+        self._lows.append(low)
+        lengths = np.fromiter(map(len, proteins), np.int64, len(proteins)) - 1
+        bins = np.searchsorted(LENGTH_BINS, lengths, side="right") - 1
         self.lengths += np.bincount(bins, minlength=len(LENGTH_BINS))
 
 
