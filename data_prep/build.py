@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ class Build:
         done, options = self.journal.of("tables"), self.options
         if (options.clusters or options.ood_families) and 0 not in done:
             if options.clusters == MMSEQS:
-                options = replace(options, clusters=str(self._cluster(threads)))
+                options = options.with_table(str(self._cluster(threads)))
             folder = self.work / "tables"
             folder.mkdir(exist_ok=True)
             for left in folder.iterdir():

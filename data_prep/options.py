@@ -168,6 +168,11 @@ class PrepareOptions:
             self.fragments == "drop" or self.max_evidence or self.taxon_ids or self.excluded_taxon_ids
         )
 
+    def with_table(self, path: str) -> PrepareOptions:
+        """Return the same options with a table that MMseqs2 made for them."""
+        made = {name: getattr(type(self), name) for name in ("cluster_identity", "cluster_coverage")}
+        return dataclasses.replace(self, clusters=path, **made)
+
     def as_manifest(self) -> dict[str, Any]:
         """Return the options as the manifest holds them: files by name, without what has its own place or no effect."""
         options = dataclasses.asdict(self)

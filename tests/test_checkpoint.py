@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LanguageMod
 
 
 def windows() -> torch.Tensor:
-    return torch.from_numpy(ShardSet(small_dataset(), "valid").read_many(range(6)))
+    return torch.from_numpy(ShardSet(small_dataset(), "valid").read_many(range(4)))
 
 
 def outputs(model: ProteinModel) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -174,7 +175,11 @@ def slurm_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
     """The variables that lead to a SLURM of one node."""
     if slurm.missing():
         pytest.skip(f"no SLURM can be started here: {slurm.missing()}")
-    with slurm.one_node(tmp_path_factory.mktemp("slurm")) as environment:
+    with contextlib.ExitStack() as stack:
+        try:
+            environment = stack.enter_context(slurm.one_node(tmp_path_factory.mktemp("slurm")))
+        except slurm.NotReadyError as error:
+            pytest.skip(str(error))
         yield environment
 
 
@@ -188,7 +193,8 @@ def on_slurm(slurm_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch,
 
 
 def in_jobs(**more) -> ExecutorOptions:
-    chosen = {"workers": 2, "worker_memory": "1GiB", "walltime": "00:10:00", "partition": "tests", **more}
+    chosen = {"workers": 2, "worker_memory": "1GiB", "walltime": "00:10:00", "partition": "tests"}
+    chosen |= {"lost_seconds": 30.0, **more}
     return ExecutorOptions(kind="slurm", **chosen)
 
 
