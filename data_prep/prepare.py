@@ -7,7 +7,6 @@ the parts or on who carries the tasks out (`build`).
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -32,7 +31,7 @@ from data_prep.options import MMSEQS, PrepareOptions
 from data_prep.report import render_report
 from protperf import __version__
 from protperf.formats import FormatError
-from protperf.formats.commit import commit_bytes
+from protperf.formats.commit import FULL_DISK, commit_bytes
 from protperf.formats.manifest import (
     DROPPED,
     InputEntry,
@@ -49,8 +48,6 @@ DEFAULT_MEMORY = 2 << 30
 
 _NOTED = ("outside_clusters", "split_conflicts", "tail_residues")
 """Fields of `RecordCounts` that count what was neither dropped nor repaired."""
-
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 def prepare(
@@ -72,7 +69,7 @@ def prepare(
         out: folder to write the dataset to.
         options: what determines its bytes.
         force: replace a dataset that is already there, and forget an unfinished one of another order.
-        strict: stop at the first record that would be left out.
+        strict: end with an error if a record would be left out.
         memory: bytes that all processes on this machine may hold together.
         plan: how the memory is shared out; made from `memory` if None.
         executor: who carries out the tasks; this process if None.
@@ -209,7 +206,7 @@ def _explain_full_disk(folder: OutputFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL_DISK:
+        if error.errno not in FULL_DISK:
             raise
         kept = "what is done is kept there" if folder.keep else "nothing was kept there"
         raise OSError(

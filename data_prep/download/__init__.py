@@ -7,7 +7,6 @@ of, so that parts of two releases never meet in one file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ from data_prep.download.fetch import (
 )
 from data_prep.download.progress import Progress
 from protperf.formats import FormatError
-from protperf.formats.commit import commit_bytes, commit_file, lock_folder
+from protperf.formats.commit import FULL_DISK, commit_bytes, commit_file, lock_folder
 from protperf.formats.sizes import in_units
 
 BASE = "https://ftp.uniprot.org/pub/databases/uniprot/current_release"
@@ -51,7 +50,6 @@ _RELEASE_FORM = re.compile(r"[\w.-]{1,40}", re.ASCII)
 _RANGE_FORM = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 _METALINK_LIMIT = 16 << 20
 _PIECE_BYTES = 1 << 20
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -361,7 +359,7 @@ def _explain_full_disk(part: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL_DISK:
+        if error.errno not in FULL_DISK:
             raise
         raise OSError(
             f"{part}: {os.strerror(error.errno or 0)}; what had come is kept: make room and run the same command again"

@@ -14,8 +14,6 @@ from protperf.formats.manifest import LENGTH_BINS, Manifest, SplitStats
 from protperf.formats.sizes import in_units
 from protperf.vocab import OTHER_RESIDUES, STANDARD_RESIDUES
 
-REPORT_NAME = "report.html"
-
 TREMBL_RELEASE = "UniProtKB/TrEMBL release 2023_04 of 13 September 2023: 88,161,770,578 residues"
 TREMBL_SOURCE = "https://www.ebi.ac.uk/uniprot/TrEMBLstats"
 _PUBLISHED = """

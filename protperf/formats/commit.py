@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
 import threading
 from pathlib import Path
 from typing import IO
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors that say that a disk, or a quota, is full."""
 
 
 def temporary_path(path: Path) -> Path:

@@ -19,11 +19,9 @@ import numpy as np
 from protperf.formats import FormatError
 from protperf.formats.manifest import SPLITS, Manifest, ShardEntry, read_manifest
 from protperf.formats.open_files import OpenFiles
-from protperf.formats.shard_writer import FORMAT, FORMAT_VERSION, shard_name, write_shard
+from protperf.formats.shard_writer import FORMAT, FORMAT_VERSION
 from protperf.formats.sizes import hash_file
 from protperf.vocab import VOCABULARY, check_fingerprint
-
-__all__ = ["ShardSet", "shard_name", "write_shard"]
 
 
 class ShardSet:
