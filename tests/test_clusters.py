@@ -36,7 +36,7 @@ def address() -> Iterator[str]:
     """The address of a cluster of two worker processes whose workers may die twice with one task."""
     with (
         config.set({"distributed.scheduler.allowed-failures": 1}),
-        distributed.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        distributed.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
     ):
         yield cluster.scheduler_address
 

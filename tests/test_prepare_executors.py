@@ -63,7 +63,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     distributed = pytest.importorskip("distributed", reason="pip install 'protperf[cluster]'")
     file = tmp_path_factory.mktemp("cluster") / "scheduler.json"
     with (
-        distributed.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        distributed.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         distributed.Client(cluster) as client,
     ):
         client.write_scheduler_file(str(file))
