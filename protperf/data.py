@@ -337,7 +337,7 @@ class WindowData(pl.LightningDataModule):
             self.train_shards.sizes,
             quotas=self.quotas,
             seed=self.seed,
-            batch_size=self.config.batch_size,
+            batch_size=self.config.batch_size // self._world_size,
             rank=self._rank,
             world_size=self._world_size,
             start=self.position.start,
@@ -352,7 +352,7 @@ class WindowData(pl.LightningDataModule):
             dataset = QuestionDataset(shards, self.objective, seed=self.seed, evaluation=True)
             count = self._num_windows(shards)
             keys = evaluation_keys(count, rank=self._rank, world_size=self._world_size)
-            size = self.config.batch_size
+            size = max(1, self.config.batch_size // self._world_size)
             batches = [keys[first : first + size] for first in range(0, len(keys), size)]
             loaders.append(self._loader(dataset, batches))
         return loaders

@@ -137,7 +137,7 @@ def test_metrics_come_at_whole_intervals_and_after_the_last_step(
         for name in ("loss", "perplexity", "accuracy")
     }
     extra = {
-        f"train/{name}" for name in ("gradient_norm", "learning_rate", "tokens_per_second", "peak_memory_gib")
+        f"train/{name}" for name in ("grad_norm", "learning_rate", "tokens_per_second", "peak_memory_gib")
     }
     norms = {f"attention/qk_norm_{layer:02d}" for layer in range(2)}
     assert metrics.keys() == names | extra | norms
@@ -165,7 +165,7 @@ def test_training_loss_is_that_of_the_interval(reported: tuple[dict[str, dict[in
 
 def test_gradient_norm_is_measured_before_clipping(reported: tuple[dict[str, dict[int, float]], Recorder]):
     metrics, _ = reported
-    assert all(value > 0.1 for value in metrics["train/gradient_norm"].values())
+    assert all(value > 0.1 for value in metrics["train/grad_norm"].values())
 
 
 def test_speed_and_memory_are_positive(reported: tuple[dict[str, dict[int, float]], Recorder]):

@@ -9,7 +9,7 @@ from training import SMALL, assert_same, load_plain, protperf, small_dataset
 
 from protperf.formats.metrics_file import read_metrics
 
-TWO = ("trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=2")
+TWO = ("trainer=ddp", "trainer.devices=2")
 EXACT = ("model.dropout=0", "trainer.log_every=1", "trainer.validate_every=4")
 
 
@@ -30,7 +30,7 @@ def test_two_ranks_on_half_the_batch_are_one_rank(kind: str, tmp_path: Path):
     one, two = run(tmp_path, "one", *options), run(tmp_path, "two", *options, *TWO)
     a, b = (read_metrics(path / "metrics.csv") for path in (one, two))
     assert list(b["train/loss"]) == list(range(1, 9))
-    for name in ("train/loss", "valid/loss", "valid/perplexity", "valid/accuracy", "train/gradient_norm"):
+    for name in ("train/loss", "valid/loss", "valid/perplexity", "valid/accuracy", "train/grad_norm"):
         assert b[name] == pytest.approx(a[name], rel=1e-4 if "norm" in name else 1e-5)
     assert b["train/learning_rate"] == a["train/learning_rate"]
     files = [sorted(str(f.relative_to(path)) for f in path.rglob("*") if f.is_file()) for path in (one, two)]

@@ -313,7 +313,7 @@ def test_the_last_step_is_reported_and_validated(tmp_path: Path):
     train_small(tmp_path, "trainer.max_steps=7", "trainer.validate_every=5", "trainer.log_every=5")
     metrics = read_metrics(tmp_path / "metrics.csv")
     assert list(metrics["valid/loss"]) == list(metrics["train/loss"]) == [5, 7]
-    assert list(metrics["train/gradient_norm"]) == list(metrics["train/learning_rate"]) == [5, 7]
+    assert list(metrics["train/grad_norm"]) == list(metrics["train/learning_rate"]) == [5, 7]
 
 
 def test_two_processes_never_train_in_one_folder(tmp_path: Path):

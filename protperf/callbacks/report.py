@@ -1,77 +1,25 @@
-"""What happens around training steps: seeds, redraws, reports. One callback each."""
+"""What a run says of itself: metrics, at whole logging intervals and validations."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
-from torch import Tensor
 from torch.optim import Optimizer
 
-from protperf.batches import Batch, documents_of
+from protperf.batches import Batch
+from protperf.callbacks.steps import measured
 from protperf.formats.sizes import peak_memory_bytes
 from protperf.metrics import TokenMetrics
 from protperf.model import ProteinModel, QueryKeySums
 
 log = logging.getLogger("protperf")
-
-
-class StepSeeds(Callback):
-    """Seeds torch before each batch from (seed, position, rank): dropout is a function of the step, not of history.
-
-    Args:
-        position: returns the number of windows that all ranks have trained on.
-        seed: of the run.
-    """
-
-    def __init__(self, position: Callable[[], int], *, seed: int) -> None:
-        self._position = position
-        self._seed = seed
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
-        """Seed this rank's generators."""
-        text = f"step {self._seed} {self._position()} {trainer.global_rank}"
-        torch.manual_seed(
-            int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-        )
-
-
-class Redraw(Callback):
-    """Draws the model's projections anew every `every` optimizer steps, between steps; the same on every rank.
-
-    With `oprf` attention it also tells the model what norms to expect, measured on the batches of all ranks
-    that follow: at the first step and at each redraw. In between they are constants, so no token's features depend on
-    another token.
-    """
-
-    def __init__(self, model: ProteinModel, *, every: int) -> None:
-        self._model = model
-        self._every = every
-        self._redraw = -1
-        self._is_first = True
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
-        """Redraw if an interval is full: never inside an accumulation window, where the step stands still."""
-        redraw = trainer.global_step // self._every if self._every else self._redraw
-        is_new = redraw != self._redraw and redraw != self._model.redraws.item()  # type: ignore[operator]
-        if is_new:
-            self._model.redraw_projections(redraw)
-        if self._model.config.attention == "oprf" and (
-            is_new or (self._is_first and trainer.global_step == 0)
-        ):
-            self._model.set_pair_squares(measured(trainer, self._model, batch).pair_squares())
-        self._redraw, self._is_first = redraw, False
 
 
 class Report(Callback):
@@ -135,7 +83,7 @@ class Report(Callback):
             )
         values |= products_by_layer(measured(trainer, self._model, batch))
         values |= {
-            "train/gradient_norm": self._gradient_norm,
+            "train/grad_norm": self._gradient_norm,
             "train/learning_rate": self._learning_rate,
             "train/tokens_per_second": self._tokens / self._seconds,
             "train/peak_memory_gib": peak_memory_gib(pl_module.device),
@@ -176,13 +124,6 @@ class Report(Callback):
         now = time.perf_counter()
         self._seconds += now - self._since
         self._since = now
-
-
-def measured(trainer: pl.Trainer, model: ProteinModel, batch: Batch) -> QueryKeySums:
-    """Measure queries and keys on the batches of all ranks; proteins in one window do not see each other here."""
-    with trainer.precision_plugin.forward_context():
-        sums = model.query_key_sums(batch.inputs, documents_of(batch.inputs))
-    return QueryKeySums(*(cast(Tensor, trainer.strategy.reduce(x, reduce_op="sum")) for x in sums))
 
 
 def products_by_layer(sums: QueryKeySums) -> dict[str, float]:

@@ -1,0 +1,101 @@
+"""The `model` group: shape and parts of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protperf.config.checks import check_choice, check_range
+
+_ATTENTIONS = (
+    "favor",
+    "favor_hyperbolic",
+    "oprf",
+    "relu",
+    "relu_unprojected",
+    "elu",
+    "trig",
+    "rfa",
+    "softmax",
+)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and parts of the model."""
+
+    attention: str = "relu"
+    """favor, favor_hyperbolic, oprf, relu, relu_unprojected, elu, trig, rfa (linear in length) or softmax (exact)."""
+    num_layers: int = 4
+    """Blocks of attention and feed-forward."""
+    num_heads: int = 4
+    """Heads of each attention."""
+    model_dim: int = 128
+    """Width D of the hidden states; each head is D / num_heads wide."""
+    feedforward_dim: int = 256
+    """Width between the two matrices of the feed-forward part."""
+    num_features: int = 64
+    """Rows M of the random projection (unused by softmax, elu and relu_unprojected)."""
+    projection: str = "orthogonal"
+    """How rows are coupled: orthogonal, iid or simplex."""
+    projection_norms: str = "chi"
+    """How long rows are: chi (as Gaussian vectors) or regularised (all sqrt(K))."""
+    projection_seed: int = 0
+    """The projection is a function of (this seed, layer, redraw) alone."""
+    qk_norm: bool = False
+    """Normalise queries and keys, with a learned temperature a head: bounds the variance of random features."""
+    positions: str = "rope"
+    """rope (relative, by rotation), absolute (sinusoids) or none."""
+    feedforward: str = "gelu"
+    """gelu or swiglu."""
+    dropout: float = 0.0
+    """Share of values zeroed in training: embeddings, feed-forward, and what each part adds to the residual."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass: memory of one block instead of all."""
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_choice(self, "attention", _ATTENTIONS)
+        if self.projection == "regularised":
+            raise ValueError(
+                "ModelConfig.projection is 'regularised'; that is projection_norms=regularised now"
+            )
+        check_choice(self, "projection", ("iid", "orthogonal", "simplex"))
+        check_choice(self, "projection_norms", ("chi", "regularised"))
+        check_choice(self, "positions", ("rope", "absolute", "none"))
+        check_choice(self, "feedforward", ("gelu", "swiglu"))
+        for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
+            check_range(self, field, 1)
+        check_range(self, "dropout", 0.0, 0.99)
+        if self.model_dim % self.num_heads:
+            raise ValueError(
+                f"ModelConfig.model_dim is {self.model_dim}, not a multiple of num_heads {self.num_heads}"
+            )
+        if self.positions == "rope" and self.model_dim // self.num_heads % 2:
+            raise ValueError(
+                f"ModelConfig.model_dim is {self.model_dim}: heads are {self.model_dim // self.num_heads} wide, "
+                "positions=rope needs an even width"
+            )
+        self._check_domain()
+
+    def _check_domain(self) -> None:
+        """Refuse feature maps outside of what they are good for."""
+        if self.attention == "trig" and not self.qk_norm:
+            raise ValueError(
+                "ModelConfig.attention is 'trig', whose rows may sum to zero unless norms are small; "
+                "set qk_norm to true or choose favor"
+            )
+        if self.attention == "rfa" and self.num_features < 128:
+            raise ValueError(
+                f"ModelConfig.num_features is {self.num_features}; allowed with attention 'rfa': at least 128, "
+                "with fewer its rows may sum to zero"
+            )
+        if self.attention == "rfa" and self.qk_norm:
+            raise ValueError(
+                "ModelConfig.qk_norm is true, but attention 'rfa' divides queries and keys by their norms itself; "
+                "set qk_norm to false"
+            )
+        if self.attention == "oprf" and self.projection_norms == "regularised":
+            raise ValueError(
+                "ModelConfig.projection_norms is 'regularised', which makes attention 'oprf' estimate something "
+                "other than softmax; allowed: chi"
+            )

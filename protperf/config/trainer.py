@@ -1,0 +1,58 @@
+"""The `trainer` group: how long, on what, and how often something is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protperf.config.checks import check_choice, check_range
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long, on what, and how often something is done; all in optimizer steps."""
+
+    max_steps: int = 1000
+    """Train until this step, counted from the start of the run."""
+    accelerator: str = "auto"
+    """cpu, gpu or mps; auto is gpu if there is one for CUDA, else cpu."""
+    devices: int = 1
+    """Processes on each node; 0: as many as torchrun or SLURM started there, else all GPUs, at least one."""
+    num_nodes: int = 1
+    """Machines; 0: as many as torchrun or SLURM started."""
+    strategy: str = "auto"
+    """auto (ddp with several processes), ddp (each rank holds the model) or fsdp (ranks hold shards of it, FSDP2)."""
+    precision: str = "auto"
+    """32-true, bf16-mixed or 16-mixed; auto is bf16-mixed on GPUs that have it, else 32-true. Linear attention computes
+    in float32 whatever this says."""
+    compile: bool = False
+    """Whether torch.compile takes the model's blocks: slower to start, faster steps."""
+    deterministic: bool = False
+    """Whether torch refuses operations that give other bits each time; on a CPU a run is repeatable without it."""
+    accumulate_batches: int = 1
+    """Batches whose gradients make one optimizer step."""
+    gradient_clip: float = 0.5
+    """Largest norm of the gradient; 0 does not clip."""
+    redraw_every: int = 1000
+    """Draw the random projections anew every so many steps; 0 never does."""
+    validate_every: int = 500
+    """Validate every so many steps, and after the last one."""
+    checkpoint_every: int = 500
+    """Write a checkpoint every so many steps, and after the last one."""
+    keep_checkpoints: int = 2
+    """How many of the latest checkpoints stay, besides the best one."""
+    log_every: int = 50
+    """Report training metrics every so many steps, and after the last one."""
+    seed: int = 0
+    """Initial weights, masks, order of windows and dropout follow from it."""
+
+    def __post_init__(self) -> None:
+        """Check values."""
+        check_choice(self, "accelerator", ("auto", "cpu", "gpu", "mps"))
+        check_choice(self, "strategy", ("auto", "ddp", "fsdp"))
+        check_choice(self, "precision", ("auto", "32-true", "bf16-mixed", "16-mixed"))
+        positive = ("max_steps", "accumulate_batches", "validate_every")
+        for field in (*positive, "checkpoint_every", "keep_checkpoints", "log_every"):
+            check_range(self, field, 1)
+        for field in ("devices", "num_nodes", "gradient_clip", "redraw_every"):
+            check_range(self, field, 0)
+        check_range(self, "seed", 0, 2**32 - 1)

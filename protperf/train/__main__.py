@@ -1,0 +1,82 @@
+"""`protperf train`: build what the configuration says, go on from the last checkpoint if there is one, train."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from pytorch_lightning.utilities import rank_zero_only
+
+from protperf.formats.commit import lock_folder
+from protperf.train.runs import build_run, describe_start, record_settings
+from protperf.train.settings import Settings, explain, read_settings
+
+log = logging.getLogger("protperf")
+
+
+def main() -> None:
+    """Run Hydra on the command line; errors leave as `ValueError` with one line."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then passes exceptions on instead of printing them
+    try:
+        train()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(explain(error)) from error
+
+
+@hydra.main(version_base="1.3", config_path="pkg://protperf.conf", config_name="train")
+def train(config: DictConfig) -> None:
+    """Train one model; a user's mistake ends the process with one line (Hydra would add its own to an exception)."""
+    try:
+        settings = _in_sweep(read_settings(config))
+        with _lock_run(settings.run_dir):
+            run = build_run(settings)
+            parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
+            if run.trainer.is_global_zero:
+                log.info("%s parameters; %s", f"{parameters:,}", describe_start(run))
+                record_settings(run.settings)
+            run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
+    except (ValueError, OSError) as error:
+        if os.environ.get("PROTPERF_DEBUG"):
+            raise
+        raise SystemExit(f"protperf train: {error}") from error
+    if run.trainer.is_global_zero:
+        print(settings.run_dir)
+
+
+def _in_sweep(settings: Settings) -> Settings:
+    """Give each run of `--multirun` its own folder below the sweep's.
+
+    Raises:
+        ValueError: a sweep over several processes, each of which would run the whole sweep again.
+    """
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return settings
+    if settings.trainer.devices * settings.trainer.num_nodes > 1:
+        raise ValueError(
+            "--multirun works with trainer.devices=1 trainer.num_nodes=1; start larger runs one by one"
+        )
+    return replace(settings, run_dir=Path(hydra_config.runtime.output_dir))
+
+
+def _lock_run(run_dir: Path) -> AbstractContextManager[Any]:
+    """Keep a second process out of the run's folder; the ranks of one run share the first one's lock."""
+    is_first_node = os.environ.get("NODE_RANK", "0") == "0"
+    if cast(Any, rank_zero_only).rank or not is_first_node:
+        return nullcontext()
+    busy = f"{run_dir}: another process trains there; wait for it, or give another name"
+    return lock_folder(run_dir / ".lock", busy=busy)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A run: the task, the data and the trainer that settings describe, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import OmegaConf
+
+from protperf.callbacks import Redraw, Report, StepSeeds
+from protperf.checkpoint import check_resumable, describe, step_checkpoints, step_of
+from protperf.checkpoint.saving import Checkpoints
+from protperf.config import to_dict
+from protperf.data import WindowData
+from protperf.formats import FormatError
+from protperf.formats.commit import commit_bytes
+from protperf.task import LanguageModelTask
+from protperf.train.settings import SECTIONS, Settings
+from protperf.train.trainers import build_trainer, resolve
+
+log = logging.getLogger("protperf")
+
+CONFIG_NAME = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that one training run is made of; `settings` say what `auto` became."""
+
+    settings: Settings
+    task: LanguageModelTask
+    data: WindowData
+    trainer: pl.Trainer
+    checkpoint: Path | None
+
+
+def build_run(settings: Settings) -> Run:
+    """Build the task, the data and the trainer that the settings describe.
+
+    Raises:
+        ValueError: the data do not fit, or the run folder holds a run that should not go on.
+    """
+    settings = replace(settings, trainer=resolve(settings.trainer))
+    seed = settings.trainer.seed
+    _check_batch(settings)
+    pl.seed_everything(seed, verbose=False)
+    data = WindowData(settings.data, settings.objective, seed=seed)
+    description = describe(
+        settings.model,
+        settings.objective,
+        attend_across_documents=settings.data.attend_across_documents,
+        accumulate_batches=settings.trainer.accumulate_batches,
+        dataset_digest=data.digest,
+    )
+    checkpoint = _find_start(settings, description)
+    task = LanguageModelTask(
+        settings.model,
+        settings.objective,
+        settings.optim,
+        attend_across_documents=settings.data.attend_across_documents,
+        valid_sets=settings.data.valid_sets,
+    )
+    callbacks = build_callbacks(settings, task, data, description)
+    return Run(settings, task, data, build_trainer(settings, callbacks), checkpoint)
+
+
+def _check_batch(settings: Settings) -> None:
+    """Raise unless the ranks can share a batch evenly."""
+    size, ranks = settings.data.batch_size, settings.trainer.devices * settings.trainer.num_nodes
+    if size % ranks:
+        raise ValueError(
+            f"data.batch_size is {size} windows, of all {ranks} ranks together; give a multiple of {ranks}, such as "
+            f"data.batch_size={-(-size // ranks) * ranks}"
+        )
+
+
+def build_callbacks(
+    settings: Settings, task: LanguageModelTask, data: WindowData, description: dict[str, Any]
+) -> list[pl.Callback]:
+    """Return the callbacks in their order: what changes state before what saves it."""
+    trainer = settings.trainer
+    return [
+        Redraw(task.model, every=trainer.redraw_every),
+        StepSeeds(data.position.start, seed=trainer.seed),
+        data.position,
+        Report(task.model, task.train_metrics, task.valid_results, every=trainer.log_every),
+        Checkpoints(
+            settings.checkpoint_dir,
+            every=trainer.checkpoint_every,
+            keep=trainer.keep_checkpoints,
+            description=description,
+            results=task.valid_results,
+            monitor=f"{settings.data.valid_sets[0]}/loss",
+        ),
+    ]
+
+
+def _find_start(settings: Settings, description: dict[str, Any]) -> Path | None:
+    """Return the latest whole checkpoint, to go on from; `None` at the first start."""
+    checkpoints = step_checkpoints(settings.checkpoint_dir)
+    if checkpoints and not settings.resume:
+        raise ValueError(
+            f"{settings.run_dir}: already holds a run; give another name, remove the folder, or resume=true"
+        )
+    for path in reversed(checkpoints):
+        try:
+            check_resumable(path, description)
+        except FormatError as error:
+            if path == checkpoints[0]:
+                raise
+            log.warning("%s; trying the checkpoint before it", error)
+            continue
+        return path
+    return None
+
+
+def describe_start(run: Run) -> str:
+    """Return what is about to happen, for the log."""
+    if run.checkpoint is None:
+        return f"{len(run.data.train_shards):,} training windows of {run.data.window:,} tokens; first start"
+    step, wanted = step_of(run.checkpoint), run.trainer.max_steps
+    done = f"; trainer.max_steps={wanted} is reached already" if step >= wanted else ""
+    return f"going on from {run.checkpoint}{done}"
+
+
+def record_settings(settings: Settings) -> None:
+    """Keep the configuration of an accepted start in the run's folder; log what differs from the start before."""
+    values = {name: to_dict(getattr(settings, name)) for name in SECTIONS}
+    path = settings.run_dir / CONFIG_NAME
+    if path.exists():
+        before = OmegaConf.load(path)
+        changes = [
+            f"{section}.{key} {old} -> {new}"
+            for section, keys in values.items()
+            for key, new in keys.items()
+            if (old := OmegaConf.select(before, f"{section}.{key}")) != new
+        ]
+        if changes:
+            log.info("other settings than at the last start: %s", ", ".join(changes))
+    commit_bytes(path, OmegaConf.to_yaml(OmegaConf.create(values)).encode())
