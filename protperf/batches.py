@@ -43,6 +43,19 @@ def documents_of(tokens: Tensor, *, across: bool = False) -> Tensor:
     return numbers.masked_fill(tokens.eq(VOCABULARY.pad), PADDING_DOCUMENT)
 
 
+def residues_of_proteins(tokens: Tensor) -> Tensor:
+    """Return of each token how many residues of its protein lie in the window, int64 `(B, L)`; 0 at padding.
+
+    Args:
+        tokens: ids, residues possibly shown as `<mask>`, any integer type, `(B, L)`.
+    """
+    numbers = documents_of(tokens).long() + 1  # padding is 0
+    special = tokens.eq(VOCABULARY.bos) | tokens.eq(VOCABULARY.eos) | tokens.eq(VOCABULARY.pad)
+    counts = numbers.new_zeros(len(tokens), tokens.shape[1] + 2)
+    counts.scatter_add_(1, numbers, (~special).long())
+    return counts.gather(1, numbers)
+
+
 def pad_together(sequences: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     """Put single proteins side by side: tokens uint8 `(B, L)`, padded right, and documents int32 `(B, L)`."""
     tokens = np.full((len(sequences), max(map(len, sequences))), VOCABULARY.pad, np.uint8)
@@ -131,14 +144,15 @@ def _embed_batch(
             hidden = model(tokens.to(device), None if documents is None else documents.to(device))
             states = hidden.float().cpu().numpy()
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return None
     # copies, since a view would keep the whole padded batch alive
     return [rows[1 : 1 + len(protein)].copy() for rows, protein in zip(states, proteins, strict=True)]
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an allocator had no memory left, in whatever way it says so."""
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return known or any(text in str(error) for text in _OUT_OF_MEMORY)
 

@@ -15,23 +15,43 @@ from torchmetrics import Metric
 
 from protperf.vocab import VOCABULARY
 
+LENGTH_EDGES = (512, 1024, 2048, 4096, 8192)
+"""Residues up to which proteins are told apart in evaluation."""
+
+
+def length_bins(window: int) -> dict[str, float]:
+    """Return the bins of protein length that a window of so many tokens can hold: name -> most residues.
+
+    >>> length_bins(1024)
+    {'up_to_512': 512, 'up_to_1024': 1024}
+    """
+    inner = [edge for edge in LENGTH_EDGES if edge < window]
+    rest = [edge for edge in LENGTH_EDGES if edge >= window][:1]
+    bins: dict[str, float] = {f"up_to_{edge}": edge for edge in inner + rest}
+    return bins if rest else {**bins, f"over_{LENGTH_EDGES[-1]}": math.inf}
+
 
 class TokenMetrics(Metric):
-    """Loss, perplexity and accuracy over all asked tokens of all batches and ranks."""
+    """Loss, perplexity and accuracy over all asked tokens of all batches and ranks.
+
+    Args:
+        bins: names of the bins of which sums are added; each is reported besides the whole where there are several.
+    """
 
     full_state_update = False
     nll: Tensor
     asked: Tensor
     correct: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, bins: tuple[str, ...] = ("all",)) -> None:
         super().__init__()
-        self.add_state("nll", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("asked", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("correct", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.bins = bins
+        self.add_state("nll", torch.zeros(len(bins), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("asked", torch.zeros(len(bins), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("correct", torch.zeros(len(bins), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, asked: Tensor, correct: Tensor) -> None:
-        """Add the sums of one batch (see `objectives.TokenSums`)."""
+        """Add the sums of one batch (see `objectives.TokenSums`), each a scalar or one number a bin."""
         self.nll += nll.detach().double()
         self.asked += asked
         self.correct += correct
@@ -39,11 +59,22 @@ class TokenMetrics(Metric):
     def sums(self) -> dict[str, float]:
         """Return the arguments of `update` that would bring empty metrics here, summed over all ranks."""
         with self.sync_context():
-            return {name: getattr(self, name).item() for name in ("nll", "asked", "correct")}
+            return {name: getattr(self, name).sum().item() for name in ("nll", "asked", "correct")}
 
     def compute(self) -> dict[str, float]:
-        """Return loss in nats per asked token, its exponential, and the share of tokens got right."""
-        return summarise(float(self.nll), int(self.asked), int(self.correct))
+        """Return loss in nats per asked token, its exponential, and the share of tokens got right.
+
+        With several bins also `NAME_BIN` of each bin that was asked.
+        """
+        values = summarise(float(self.nll.sum()), int(self.asked.sum()), int(self.correct.sum()))
+        if len(self.bins) == 1:
+            return values
+        for bin_name, *sums in zip(
+            self.bins, self.nll.tolist(), self.asked.tolist(), self.correct.tolist(), strict=True
+        ):
+            if sums[1]:
+                values |= {f"{name}_{bin_name}": value for name, value in summarise(*sums).items()}
+        return values
 
 
 def summarise(nll: float, asked: int, correct: int) -> dict[str, float]:

@@ -78,6 +78,7 @@ class ProteinModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, causal=causal) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.model_dim)
         self.register_buffer("redraws", torch.zeros((), dtype=torch.int64))
+        self._measured: list[QueryKeySums] | None = None
         self._draw_projections(0)
         self._initialise()
 
@@ -94,7 +95,7 @@ class ProteinModel(nn.Module):
             if self.config.activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, documents, rotation, use_reentrant=False)
             else:
-                x = block(x, documents, rotation)
+                x = block(x, documents, rotation, self._measured)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -105,24 +106,26 @@ class ProteinModel(nn.Module):
     def query_key_sums(self, tokens: Tensor, documents: Tensor | None = None) -> QueryKeySums:
         """Measure queries and keys as they enter attention in every layer, without dropout.
 
+        A forward pass like any other, since sharded weights are only whole inside one.
+
         Args:
             tokens: as in `forward`.
             documents: as in `forward`; padding is left out.
         """
         training = self.training
         self.eval()
-        x, rotation = self._enter(tokens, documents)
-        real = torch.ones_like(tokens, dtype=torch.bool) if documents is None else documents >= 0
-        lengths, squares, vectors = [], [], []
-        for block in self.blocks:
-            q, k, _ = block.attention.queries_keys_values(block.attention_norm(x), rotation)  # type: ignore[union-attr, operator]
-            both = torch.stack([y.transpose(1, 2)[real] for y in (q, k)]).float()  # (2, tokens, H, K)
-            lengths.append(both.norm(dim=-1).sum(1))
-            squares.append(both.square().sum((1, -1)))
-            vectors.append(both.sum(1))
-            x = block(x, documents, rotation)
-        self.train(training)
-        return QueryKeySums(real.sum().clamp_min(1).float(), *map(torch.stack, (lengths, squares, vectors)))
+        measured: list[QueryKeySums] = []
+        self._measured = measured
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                self(tokens, documents)
+        finally:
+            self._measured = None
+            self.train(training)
+        tokens_seen = measured[0].tokens
+        return QueryKeySums(
+            tokens_seen, *(torch.cat(parts) for parts in zip(*(m[1:] for m in measured), strict=True))
+        )
 
     @property
     def head_dim(self) -> int:
@@ -217,9 +220,15 @@ class Block(nn.Module):
         self.feedforward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, documents: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Return `(B, L, D)`."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), documents, rotation))
+    def forward(
+        self,
+        x: Tensor,
+        documents: Tensor | None,
+        rotation: tuple[Tensor, Tensor] | None,
+        measured: list[QueryKeySums] | None = None,
+    ) -> Tensor:
+        """Return `(B, L, D)`; a layer that is `measured` adds its sums to that list."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), documents, rotation, measured))
         return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
 
 
@@ -246,9 +255,17 @@ class SelfAttention(nn.Module):
         if config.attention == "oprf":
             self.register_buffer("pair_square", torch.zeros(config.num_heads, dtype=torch.float32))
 
-    def forward(self, x: Tensor, documents: Tensor | None, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        documents: Tensor | None,
+        rotation: tuple[Tensor, Tensor] | None,
+        measured: list[QueryKeySums] | None = None,
+    ) -> Tensor:
         """Return `(B, L, D)`."""
         q, k, v = self.queries_keys_values(x, rotation)
+        if measured is not None:
+            measured.append(sum_queries_keys(q, k, documents))
         out = attend(
             q,
             k,
@@ -302,6 +319,14 @@ class FeedForward(nn.Module):
             x, gate = x.chunk(2, dim=-1)
             return self.out(self.dropout(x * silu(gate)))
         return self.out(self.dropout(gelu(x)))
+
+
+def sum_queries_keys(q: Tensor, k: Tensor, documents: Tensor | None) -> QueryKeySums:
+    """Return the sums of one layer's queries and keys `(B, H, L, K)`, padding left out."""
+    real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if documents is None else documents >= 0
+    both = torch.stack([y.transpose(1, 2)[real] for y in (q, k)]).float()  # (2, tokens, H, K)
+    sums = both.norm(dim=-1).sum(1), both.square().sum((1, -1)), both.sum(1)
+    return QueryKeySums(real.sum().clamp_min(1).float(), *(each.unsqueeze(0) for each in sums))
 
 
 def with_temperature(x: Tensor, log_temperature: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Axis letters: `B` batch, `L` length in tokens, `D` model width, `V` vocabulary, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from protperf.batches import Batch, documents_of
+from protperf.batches import Batch, documents_of, residues_of_proteins
 from protperf.config import ObjectiveConfig
 from protperf.vocab import VOCABULARY
 
@@ -137,3 +138,31 @@ def answer(model: LanguageModel, batch: Batch, *, across: bool) -> TokenSums:
     hidden = model(batch.inputs, documents_of(batch.inputs, across=across))
     asked = batch.targets != NOT_ASKED
     return token_sums(model.logits(hidden[asked]), batch.targets[asked].long())
+
+
+def answer_by_length(
+    model: LanguageModel, batch: Batch, *, across: bool, edges: Sequence[float]
+) -> TokenSums:
+    """Let a model answer a batch and sum up by the length of the protein that a token belongs to.
+
+    Args:
+        model: on the batch's device.
+        batch: `(B, L)` each.
+        across: whether proteins packed into one window see each other.
+        edges: ascending; bin i holds the proteins of at most `edges[i]` residues in the window, and more than the
+            edge before.
+
+    Returns:
+        sums `(bins,)` each.
+    """
+    hidden = model(batch.inputs, documents_of(batch.inputs, across=across))
+    asked = batch.targets != NOT_ASKED
+    logits, targets = model.logits(hidden[asked]), batch.targets[asked].long()
+    lengths = residues_of_proteins(batch.inputs)[asked]
+    bins = torch.bucketize(lengths, torch.tensor(edges, device=lengths.device))
+
+    def total(values: Tensor) -> Tensor:
+        return values.new_zeros(len(edges)).index_add_(0, bins, values)
+
+    hits = (logits.argmax(-1) == targets).long()
+    return TokenSums(total(token_losses(logits, targets)), total(torch.ones_like(hits)), total(hits))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
-from torch import nn
-from torch.optim import AdamW
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
 
 from protperf.config import OptimConfig
 
@@ -39,3 +43,23 @@ def learning_rate_factor(step: int, config: OptimConfig) -> float:
     progress = min(1.0, (step - config.warmup_steps) / whole)
     cosine = (1 + math.cos(math.pi * progress)) / 2
     return config.final_fraction + (1 - config.final_fraction) * cosine
+
+
+def number_by_model(state: dict[str, Any], optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return an optimizer's state dict with parameters numbered as in `model.parameters()`, not group by group."""
+    place_of = {parameter: place for place, parameter in enumerate(model.parameters())}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    places = {number: place_of[parameter] for number, parameter in enumerate(parameters)}
+    groups = [
+        {**group, "params": [places[number] for number in group["params"]]} for group in state["param_groups"]
+    ]
+    return {
+        "state": {places[number]: values for number, values in state["state"].items()},
+        "param_groups": groups,
+    }
+
+
+def total_norm(tensors: Iterable[Tensor]) -> float:
+    """Return the 2-norm of all entries together; of sharded tensors over all ranks, which must all ask."""
+    norm = torch.nn.utils.get_total_norm(tensors)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -9,16 +9,18 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 
 from protperf.batches import Batch
 from protperf.config import ModelConfig, ObjectiveConfig, OptimConfig
-from protperf.metrics import TokenMetrics
+from protperf.metrics import TokenMetrics, length_bins
 from protperf.model import ProteinModel
-from protperf.objectives import TokenSums, answer
-from protperf.optim import build_optimizer, learning_rate_factor
+from protperf.objectives import TokenSums, answer, answer_by_length
+from protperf.optim import build_optimizer, learning_rate_factor, number_by_model
 
 
 class LanguageModelTask(pl.LightningModule):
@@ -29,7 +31,13 @@ class LanguageModelTask(pl.LightningModule):
         objective: what it is asked; it decides the direction of attention.
         optim: how weights move.
         attend_across_documents: whether proteins packed into one window see each other.
+        window: tokens in a window, which decides the bins of length.
         valid_sets: names of the validation sets, in the order of their loaders.
+        test_sets: names of the test sets, in the order of their loaders.
+        compile_blocks: whether torch.compile takes the blocks.
+
+    Attributes:
+        results: what the latest validation and test gave, by `SET/METRIC`.
     """
 
     def __init__(
@@ -39,17 +47,40 @@ class LanguageModelTask(pl.LightningModule):
         optim: OptimConfig,
         *,
         attend_across_documents: bool,
+        window: int,
         valid_sets: tuple[str, ...],
+        test_sets: tuple[str, ...] = (),
+        compile_blocks: bool = False,
     ) -> None:
         super().__init__()
         self.objective = objective
         self.optim = optim
         self.attend_across_documents = attend_across_documents
+        self.compile_blocks = compile_blocks
         self.model = ProteinModel(model_config, causal=objective.kind == "causal")
         self.train_metrics = TokenMetrics()
         self.valid_sets = valid_sets
-        self.valid_metrics = torch.nn.ModuleList(TokenMetrics() for _ in valid_sets)
-        self.valid_results: dict[str, float] = {}
+        self.test_sets = test_sets
+        self.length_bins = length_bins(window)
+        self.valid_metrics = self._metrics_for(valid_sets)
+        self.test_metrics = self._metrics_for(test_sets)
+        self.results: dict[str, float] = {}
+        self._is_configured = False
+
+    def configure_model(self) -> None:
+        """Compile and shard the blocks, once; Lightning calls this again at each stage."""
+        if self._is_configured:
+            return
+        self._is_configured = True
+        if self.compile_blocks:
+            for block in self.model.blocks:
+                block.compile()
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            assert self.device_mesh is not None
+            mesh = self.device_mesh["data_parallel"]
+            for block in self.model.blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
 
     def answer(self, batch: Batch) -> TokenSums:
         """Return the sums of loss and hits over the asked tokens of a batch."""
@@ -69,32 +100,66 @@ class LanguageModelTask(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the metrics of its validation set."""
-        self._metrics_of(dataloader_idx).update(*self.answer(batch))
+        self._add(self.valid_metrics, batch, dataloader_idx)
 
     def on_validation_epoch_end(self) -> None:
         """Close the metrics of all validation sets over all ranks."""
-        for index, name in enumerate(self.valid_sets):
-            metrics = self._metrics_of(index)
-            self.valid_results |= {f"{name}/{key}": value for key, value in metrics.compute().items()}
-            metrics.reset()
+        self._close(self.valid_metrics, self.valid_sets)
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add a batch to the metrics of its test set."""
+        self._add(self.test_metrics, batch, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Close the metrics of all test sets over all ranks."""
+        self._close(self.test_metrics, tuple(test_prefix(name) for name in self.test_sets))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Return AdamW and its schedule, which counts optimizer steps."""
+        """Return the optimizer and its schedule, which counts optimizer steps."""
         optimizer = build_optimizer(self.model, self.optim)
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.optim))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_train_start(self) -> None:
         """Let the configuration decide how weights move on: a resumed run may have another learning rate or decay."""
         own = build_optimizer(self.model, self.optim).param_groups
-        for saved, schedule in zip(checkpoint["optimizer_states"], checkpoint["lr_schedulers"], strict=True):
-            rate = self.optim.learning_rate * learning_rate_factor(schedule["last_epoch"], self.optim)
-            schedule["base_lrs"] = [group["lr"] for group in own]
-            schedule["_last_lr"] = [rate for _ in own]
-            for group, settings in zip(saved["param_groups"], own, strict=True):
-                group.update(
-                    {**settings, "params": group["params"], "initial_lr": settings["lr"], "lr": rate}
-                )
+        (optimizer,), (config,) = self.trainer.optimizers, self.trainer.lr_scheduler_configs
+        schedule = config.scheduler
+        assert isinstance(schedule, LambdaLR)
+        rate = self.optim.learning_rate * learning_rate_factor(schedule.last_epoch, self.optim)
+        schedule.base_lrs = [group["lr"] for group in own]
+        schedule._last_lr = [rate for _ in own]
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group.update({**settings, "params": group["params"], "initial_lr": settings["lr"], "lr": rate})
 
-    def _metrics_of(self, index: int) -> TokenMetrics:
-        return cast(TokenMetrics, self.valid_metrics[index])
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Number the optimizer's states by the model's parameters, as sharded training does: any strategy goes on."""
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            states = zip(checkpoint["optimizer_states"], self.trainer.optimizers, strict=True)
+            checkpoint["optimizer_states"] = [
+                number_by_model(state, optimizer, self) for state, optimizer in states
+            ]
+
+    def _metrics_for(self, names: tuple[str, ...]) -> torch.nn.ModuleList:
+        return torch.nn.ModuleList(TokenMetrics(tuple(self.length_bins)) for _ in names)
+
+    def _add(self, metrics: torch.nn.ModuleList, batch: Batch, index: int) -> None:
+        sums = answer_by_length(
+            self.model, batch, across=self.attend_across_documents, edges=list(self.length_bins.values())
+        )
+        cast(TokenMetrics, metrics[index]).update(*sums)
+
+    def _close(self, metrics: torch.nn.ModuleList, names: tuple[str, ...]) -> None:
+        for each, name in zip(metrics, names, strict=True):
+            assert isinstance(each, TokenMetrics)
+            self.results |= {f"{name}/{key}": value for key, value in each.compute().items()}
+            each.reset()
+
+
+def test_prefix(name: str) -> str:
+    """Return what the metrics of a test set are named after: `test`, and for other splits not what validation reports.
+
+    >>> test_prefix("test"), test_prefix("ood")
+    ('test', 'test_ood')
+    """
+    return name if name == "test" else f"test_{name}"

@@ -23,6 +23,7 @@ from protperf.batches import Batch
 from protperf.config import DataConfig, ObjectiveConfig
 from protperf.data import (
     MIX_BLOCK,
+    NO_WINDOW,
     Position,
     QuestionDataset,
     ReadingError,
@@ -32,6 +33,7 @@ from protperf.data import (
 )
 from protperf.formats.shards import ShardSet
 from protperf.objectives import NOT_ASKED, ask, question_generator
+from protperf.vocab import VOCABULARY
 
 MASKED = ObjectiveConfig()
 Key = tuple[int, int]
@@ -106,7 +108,9 @@ def test_the_start_is_asked_when_iteration_begins():
 @pytest.mark.parametrize("num_windows", [1, 5, 16])
 def test_ranks_share_an_evaluation_out_without_repeats(num_windows: int, world_size: int):
     shares = [evaluation_keys(num_windows, rank=r, world_size=world_size) for r in range(world_size)]
-    assert sorted(window for share in shares for _, window in share) == list(range(num_windows))
+    windows = [window for share in shares for _, window in share if window != NO_WINDOW]
+    assert sorted(windows) == list(range(num_windows))
+    assert len({len(share) for share in shares}) == 1  # sums over ranks need all of them each time
     assert len({epoch for share in shares for epoch, _ in share}) == 1
 
 
@@ -137,7 +141,7 @@ def test_ranks_cut_the_loaders_sequence(monkeypatch: pytest.MonkeyPatch):
         for rank in range(world_size):
             data = window_data()
             data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
-            ranks.append(batches_of(data.train_dataloader(), 24 // world_size))
+            ranks.append(batches_of(data.train_dataloader(), 24))
         seen = [batch.inputs for step in zip(*ranks, strict=True) for batch in step]
         np.testing.assert_array_equal(np.concatenate(seen), whole)
 
@@ -178,16 +182,21 @@ def test_at_most_the_given_number_of_validation_windows_is_read():
     assert sum(len(batch.inputs) for batch in everything) == manifest["splits"]["valid"]["windows"]
 
 
-def test_each_rank_needs_a_window_to_validate_on():
-    data = window_data(valid_windows=3)
-    for world_size in (1, 3):
-        data.trainer = SimpleNamespace(global_rank=0, world_size=world_size)
-        data.setup("fit")
-    data.trainer = SimpleNamespace(global_rank=0, world_size=4)
-    with pytest.raises(
-        ValueError, match=r"3 windows of 'valid' .* fewer than the 4 ranks; raise data.valid_windows"
-    ):
-        data.setup("fit")
+def test_a_rank_without_a_window_is_asked_nothing_and_all_ranks_together_everything():
+    def questions(rank: int, world_size: int) -> list[Batch]:
+        data = window_data(valid_windows=3, batch_size=4)
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
+        return list(data.val_dataloader()[0])
+
+    (whole,) = questions(0, 1)
+    ranks = [questions(rank, 4) for rank in range(4)]
+    assert [len(batches) for batches in ranks] == [1] * 4
+    for row, (batch,) in enumerate(ranks[:3]):
+        assert batch.inputs.equal(whole.inputs[row : row + 1])
+        assert batch.targets.equal(whole.targets[row : row + 1])
+    (nothing,) = ranks[3]
+    assert nothing.inputs.eq(VOCABULARY.pad).all()
+    assert nothing.targets.eq(NOT_ASKED).all()
 
 
 def test_batches_are_bytes_of_whole_windows():

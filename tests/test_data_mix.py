@@ -177,8 +177,8 @@ def test_workers_and_ranks_read_the_same_mix():
     for rank in range(2):
         data = mixed_data()
         data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
-        rows = shown(data, 12)
-        ranks.append([rows[first : first + 4] for first in range(0, len(rows), 4)])
+        rows = shown(data, 24)
+        ranks.append([rows[first : first + 2] for first in range(0, len(rows), 2)])
     assert [row for step in zip(*ranks, strict=True) for batch in step for row in batch] == whole
 
 

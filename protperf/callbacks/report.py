@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,36 +19,44 @@ from protperf.callbacks.steps import measured
 from protperf.formats.sizes import peak_memory_bytes
 from protperf.metrics import TokenMetrics
 from protperf.model import ProteinModel, QueryKeySums
+from protperf.optim import total_norm
 
 log = logging.getLogger("protperf")
 
 
 class Report(Callback):
-    """Sends metrics to all loggers, and a line to the log, at whole logging intervals and validations.
+    """Sends metrics to all loggers, and a line to the log, at whole logging intervals, validations and the test.
 
     Args:
         model: whose queries and keys are measured at the end of each interval.
         train_metrics: what training steps add to; reset after each interval.
-        valid_results: what the latest validation gave, by name.
+        results: what the latest validation and test gave, by name.
         every: optimizer steps in an interval.
+        position: returns the number of windows that all ranks have trained on.
+        diverged: makes the error to end with, of what is no longer finite and the step.
     """
 
     def __init__(
         self,
         model: ProteinModel,
         train_metrics: TokenMetrics,
-        valid_results: Mapping[str, float],
+        results: dict[str, float],
         *,
         every: int,
+        position: Callable[[], int],
+        diverged: Callable[..., ValueError],
     ) -> None:
         self._model = model
         self._train_metrics = train_metrics
-        self._valid_results = valid_results
+        self._results = results
         self._every = every
+        self._position = position
+        self._diverged = diverged
         self._resumed: dict[str, float] = {}
         self._gradient_norm = math.nan
         self._learning_rate = math.nan
         self._last_step = 0
+        self._steps = 0
         self._tokens = 0
         self._seconds = 0.0
         self._since = 0.0
@@ -67,29 +76,33 @@ class Report(Callback):
         """Report if an interval is full, and after the last step, which is validated too."""
         self._tokens += batch.inputs.numel() * trainer.world_size
         step = trainer.global_step
-        if step == self._last_step or not self._is_due(trainer, step):
+        if step == self._last_step:
+            return
+        self._steps += step - self._last_step
+        self._last_step = step
+        if not self._is_due(trainer, step):
             return
         trainer.should_stop |= step == trainer.max_steps  # Lightning then validates before it stops
-        self._last_step = step
-        self._stop_clock()
         values = {f"train/{name}": value for name, value in self._train_metrics.compute().items()}
-        diverged = bool(self._train_metrics.asked) and not math.isfinite(values["train/loss"])
+        self._stop_clock()  # once the numbers are there, so that a GPU's work is in the time
+        if self._train_metrics.asked and not math.isfinite(values["train/loss"]):
+            raise self._diverged(what=f"the loss is {values['train/loss']}", step=step)
         if step % self._every == 0:  # a run that goes on after its last step has the interval whole
             self._train_metrics.reset()
-        if diverged:
-            raise ValueError(
-                f"the loss is {values['train/loss']} at step {step}: lower optim.learning_rate or raise "
-                "optim.warmup_steps, and start again from the last checkpoint or under another name"
-            )
         values |= products_by_layer(measured(trainer, self._model, batch))
         values |= {
             "train/grad_norm": self._gradient_norm,
+            "train/weight_norm": total_norm(pl_module.parameters()),
             "train/learning_rate": self._learning_rate,
+            "train/tokens": self._position() * batch.inputs.shape[1],
             "train/tokens_per_second": self._tokens / self._seconds,
             "train/peak_memory_gib": peak_memory_gib(pl_module.device),
         }
-        self._tokens, self._seconds = 0, 0.0
-        log_values(trainer, values)
+        send(trainer, values)
+        if trainer.is_global_zero:
+            left = (trainer.max_steps - step) * self._seconds / self._steps
+            log.info("%s", training_line(values, step=step, max_steps=trainer.max_steps, seconds_left=left))
+        self._tokens, self._steps, self._seconds = 0, 0, 0.0
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -98,7 +111,7 @@ class Report(Callback):
         if self._is_due(trainer, trainer.global_step + 1):
             self._learning_rate = optimizer.param_groups[0]["lr"]
             gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
-            self._gradient_norm = float(torch.nn.utils.get_total_norm(gradients))
+            self._gradient_norm = total_norm(gradients)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop the clock: validation is no training time."""
@@ -106,8 +119,16 @@ class Report(Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report each validation set."""
-        log_values(trainer, self._valid_results)
+        self._report_results(trainer)
         self._since = time.perf_counter()
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget what validation gave."""
+        self._results.clear()
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report each test set."""
+        self._report_results(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the interval so far."""
@@ -116,6 +137,12 @@ class Report(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the sums of the interval; training adds them on one rank when it starts."""
         self._resumed = state_dict
+
+    def _report_results(self, trainer: pl.Trainer) -> None:
+        send(trainer, self._results)
+        if trainer.is_global_zero:
+            for line in evaluation_lines(self._results):
+                log.info("step %s  %s", f"{trainer.global_step:,}", line)
 
     def _is_due(self, trainer: pl.Trainer, step: int) -> bool:
         return step % self._every == 0 or step == trainer.max_steps
@@ -132,15 +159,50 @@ def products_by_layer(sums: QueryKeySums) -> dict[str, float]:
     return {f"attention/qk_norm_{number:02d}": value for number, value in enumerate(layers)}
 
 
-def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
-    """Send values to every logger and, on the first rank, as one line to the log."""
+def send(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
+    """Send values to every logger."""
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=trainer.global_step)
-    if trainer.is_global_zero:
-        shown = "  ".join(
-            f"{name} {value:,.4g}" for name, value in values.items() if not name.startswith("attention/")
-        )  # one a layer: too many for a line
-        log.info("step %s/%s  %s", f"{trainer.global_step:,}", f"{trainer.max_steps:,}", shown)
+
+
+def training_line(values: Mapping[str, float], *, step: int, max_steps: int, seconds_left: float) -> str:
+    """Return what an interval of training says to people.
+
+    >>> values = {"loss": 2.5, "perplexity": 12.18, "tokens": 3276800, "tokens_per_second": 41234.5, "learning_rate": 1e-3}
+    >>> training_line({f"train/{k}": v for k, v in values.items()}, step=50, max_steps=1000, seconds_left=3723)
+    'step 50/1,000  loss 2.5000  perplexity 12.18  lr 0.001  3.3M tokens  41,234 tokens/s  1:02:03 left'
+    """
+    loss, perplexity, rate, tokens, speed = (
+        values[f"train/{name}"]
+        for name in ("loss", "perplexity", "learning_rate", "tokens", "tokens_per_second")
+    )
+    left = timedelta(seconds=round(seconds_left))
+    return (
+        f"step {step:,}/{max_steps:,}  loss {loss:.4f}  perplexity {perplexity:.4g}  lr {rate:.3g}  "
+        f"{short_count(tokens)} tokens  {speed:,.0f} tokens/s  {left} left"
+    )
+
+
+def evaluation_lines(results: Mapping[str, float]) -> list[str]:
+    """Return a line for each evaluated set, with what all of its tokens gave."""
+    sets = dict.fromkeys(name.partition("/")[0] for name in results)
+    return [
+        f"{name}  loss {results[f'{name}/loss']:.4f}  perplexity {results[f'{name}/perplexity']:.4g}  "
+        f"accuracy {results[f'{name}/accuracy']:.2%}"
+        for name in sets
+    ]
+
+
+def short_count(number: float) -> str:
+    """Return a count with three digits at most and a unit.
+
+    >>> short_count(999), short_count(37_130_000_000)
+    ('999', '37.1G')
+    """
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
+import copy
+import errno
+import io
 import logging
 import math
 import os
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning.callbacks import Callback
 
 from protperf.checkpoint.files import BEST_NAME, ENTRY, read_checkpoint, step_checkpoints, step_name
-from protperf.formats.commit import commit_file
+from protperf.checkpoint.stopping import StopRequest
+from protperf.formats.commit import FULL_DISK, commit_bytes
+from protperf.optim import total_norm
 
 log = logging.getLogger("protperf")
 
-TRY_AGAIN = 75
-"""Exit status of a run that was told to stop and goes on when started again (EX_TEMPFAIL of sysexits.h)."""
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+MAY_PASS = (*FULL_DISK, errno.EIO, errno.ESTALE)
+"""Numbers of the errors with which a checkpoint is left out, and the next one tried."""
 
 
 class Checkpoints(Callback):
     """Writes `step=N.ckpt` every so many optimizer steps and `best.ckpt` after each better validation.
 
-    A file gets its name when it is complete. Stands last among the callbacks, so that it saves their new states.
+    A file gets its name when it is complete. Where a step is validated too, it is saved after that, so that going on
+    from it owes no validation. Stands last among the callbacks, so that it saves their new states.
 
-    SIGTERM, SIGUSR1 or Ctrl-C on any rank ends the run after the optimizer step in progress, with a checkpoint and the
-    exit status `TRY_AGAIN` (130 after Ctrl-C); a second Ctrl-C ends it at once.
+    A run that is told to stop ends after the optimizer step in progress, or within the validation, with a checkpoint. The
+    validation of the last step is finished whatever is asked: nothing else is left to do.
 
     Args:
         folder: where checkpoints go.
         every: optimizer steps between two.
+        validate_every: optimizer steps between validations.
         keep: how many of the latest stay.
         description: from `describe`.
         results: what the latest validation gave, by name.
         monitor: the name of the result that is best when lowest.
+        stop: whether the run is told to stop.
+        diverged: makes the error to end with, of what is no longer finite and the step.
     """
 
     def __init__(
@@ -49,35 +54,40 @@ class Checkpoints(Callback):
         folder: Path,
         *,
         every: int,
+        validate_every: int,
         keep: int,
         description: dict[str, Any],
         results: Mapping[str, float],
         monitor: str,
+        stop: StopRequest,
+        diverged: Callable[..., ValueError],
     ) -> None:
         self._folder = folder
         self._every = every
+        self._validate_every = validate_every
         self._keep = keep
         self._description = description
         self._results = results
         self._monitor = monitor
+        self._stop = stop
+        self._diverged = diverged
         self._best = math.inf
+        self._validated = 0
         self._last_step = -1
-        self._signal: int | None = None
-        self._handlers: dict[int, Any] = {}
+        self._loops: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the step begun from as saved: inside its accumulation window there is nothing whole to save."""
-        self._last_step = trainer.global_step
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {
-                number: signal.signal(number, self._note(os.getpid())) for number in _STOP_SIGNALS
-            }
+        """Take the step begun from as saved, and validate it if a stop came before its validation.
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the signals back."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
+        Inside an accumulation window there is nothing whole to save.
+        """
+        self._last_step = step = trainer.global_step
+        if step and self._is_validated_at(trainer, step) and self._validated < step:
+            log.info("validating step %s, which a stop had kept from it", f"{step:,}")
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            trainer.validating, loop.restarting = True, False
+            loop.run()
+            trainer.training = True
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -86,79 +96,127 @@ class Checkpoints(Callback):
         step = trainer.global_step
         if step == self._last_step:
             return
-        stop = trainer.strategy.reduce_boolean_decision(self._signal is not None, all=False)
         self._last_step = step
-        if not stop and step % self._every and step != trainer.max_steps:
-            return
-        _check_finite(pl_module, step)
-        self._save(trainer, self._folder / step_name(step))
-        if trainer.is_global_zero:
-            for old in step_checkpoints(self._folder)[: -self._keep]:
-                old.unlink()
+        stop = self._stop.agreed() and step != trainer.max_steps
+        if self._is_validated_at(trainer, step):
+            self._loops = copy.deepcopy(trainer.fit_loop.state_dict())
+        elif not stop and self._is_due(trainer, step):
+            self._save_step(trainer, pl_module)
         if stop:
-            self._end(trainer)
+            self._end(trainer, pl_module)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Do not let a long validation use up the time that a stop leaves."""
+        if trainer.global_step != trainer.max_steps and self._stop.agreed():
+            self._end(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save if validation went better than ever."""
+        """Save if validation went better than ever, and if the step is due."""
+        self._loops = None
+        self._validated = step = trainer.global_step
         loss = self._results[self._monitor]
         if loss < self._best:
             self._best = loss
             self._save(trainer, self._folder / BEST_NAME)
+        if self._is_due(trainer, step) or trainer.should_stop:
+            self._save_step(trainer, pl_module)
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Stop in the test too, which the next start makes from its beginning."""
+        if self._stop.agreed():
+            self._stop.end(step=trainer.global_step, is_first_rank=trainer.is_global_zero)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Say in the checkpoint what model it holds."""
+        """Say in the checkpoint what model it holds; one from within a validation goes on from before it."""
         checkpoint[ENTRY] = self._description
+        if self._loops is not None:
+            checkpoint["loops"]["fit_loop"] = self._loops
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best loss so far."""
-        return {"best": self._best}
+        """Return the best loss so far, and the step of the latest validation."""
+        return {"best": self._best, "validated": self._validated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the best loss so far: `best.ckpt` may be younger than the checkpoint gone on from."""
         self._best = state_dict["best"]
+        self._validated = state_dict["validated"]
         if (self._folder / BEST_NAME).is_file():
             callbacks = read_checkpoint(self._folder / BEST_NAME)["callbacks"]
             self._best = min(self._best, callbacks[self.state_key]["best"])
 
-    def _note(self, pid: int) -> Callable[[int, FrameType | None], None]:
-        """Return a handler that only notes a signal; processes forked from this one ignore theirs."""
+    def _is_due(self, trainer: pl.Trainer, step: int) -> bool:
+        return step % self._every == 0 or step == trainer.max_steps
 
-        def handle(number: int, frame: FrameType | None) -> None:
-            if os.getpid() != pid:
-                return
-            if self._signal == number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._signal = number
+    def _is_validated_at(self, trainer: pl.Trainer, step: int) -> bool:
+        return step % self._validate_every == 0 or step == trainer.max_steps
 
-        return handle
+    def _end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save and end the process."""
+        self._save_step(trainer, pl_module)
+        self._stop.end(step=trainer.global_step, is_first_rank=trainer.is_global_zero)
 
-    def _end(self, trainer: pl.Trainer) -> None:
-        """End the process; its state is saved."""
-        if trainer.is_global_zero:
-            name = signal.Signals(self._signal).name if self._signal else "another rank"
-            log.info(
-                "stopped by %s after step %s; the same command goes on", name, f"{trainer.global_step:,}"
-            )
-        raise SystemExit(128 + signal.SIGINT if self._signal == signal.SIGINT else TRY_AGAIN)
+    def _save_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = trainer.global_step
+        if not math.isfinite(
+            total_norm(pl_module.parameters())
+        ):  # so that there is a sound one to go on from
+            raise self._diverged(what="the weights have diverged", step=step)
+        path = self._folder / step_name(step)
+        self._save(trainer, path)
+        if trainer.is_global_zero and path.exists():
+            for old in step_checkpoints(self._folder)[: -self._keep]:
+                old.unlink()
 
     def _save(self, trainer: pl.Trainer, path: Path) -> None:
-        partial = path.with_name(path.name + ".partial")
+        """Write a checkpoint; where the disk is full, say so and train on: the ones before it are still there."""
+        trainer.save_checkpoint(path)
+        written = cast(CommittedFiles, trainer.strategy.checkpoint_io)
+        error = trainer.strategy.broadcast(written.error)
+        if error is None:
+            return
+        if error.errno not in MAY_PASS or trainer.global_step == trainer.max_steps:
+            raise error
+        if trainer.is_global_zero:
+            log.warning("%s; training goes on, the checkpoints before it are kept", error)
+
+
+class CommittedFiles(TorchCheckpointIO):
+    """Writes checkpoints under their names when they are complete.
+
+    Attributes:
+        error: why the latest one could not be written, for all ranks to be told; `None` if it was.
+    """
+
+    error: OSError | None = None
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write one, on the first rank."""
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
         try:
-            trainer.save_checkpoint(partial)
-            if trainer.is_global_zero:
-                commit_file(partial, path)
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            commit_bytes(Path(path), buffer.getbuffer())
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            number = error.errno or 0
-            raise OSError(number, os.strerror(number), str(path)) from error
-
-
-def _check_finite(pl_module: pl.LightningModule, step: int) -> None:
-    """Keep diverged weights out of the checkpoints, so that there is a sound one to go on from."""
-    if not torch.nn.utils.get_total_norm(pl_module.parameters()).isfinite():
-        raise ValueError(
-            f"the weights have diverged at step {step} and are not saved: lower optim.learning_rate or raise "
-            "optim.warmup_steps, and start again from the last checkpoint or under another name"
-        )
+            self.error = error
+        else:
+            self.error = None

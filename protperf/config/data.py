@@ -29,6 +29,8 @@ class DataConfig:
     """Splits to validate on; ones that the folder does not have are an error."""
     valid_windows: int = 0
     """At most so many windows of each validation set while training; 0 is all."""
+    test_sets: tuple[str, ...] = ("test",)
+    """Splits that the best checkpoint is tested on, all their windows, when training ends; empty ones are left out."""
 
     def __post_init__(self) -> None:
         """Check values."""
@@ -40,6 +42,11 @@ class DataConfig:
         if not self.valid_sets or len(set(self.valid_sets)) < len(self.valid_sets):
             raise ValueError(
                 f"DataConfig.valid_sets is {list(self.valid_sets)}; allowed: at least one split, each named once"
+            )
+        unknown = set(self.test_sets) - {"test", "ood", "valid"}
+        if unknown or len(set(self.test_sets)) < len(self.test_sets):
+            raise ValueError(
+                f"DataConfig.test_sets is {list(self.test_sets)}; allowed: test, ood, valid, each once, or none"
             )
 
     def _check_mix(self) -> None:

@@ -36,6 +36,8 @@ class TrainerConfig:
     """Draw the random projections anew every so many steps; 0 never does."""
     validate_every: int = 500
     """Validate every so many steps, and after the last one."""
+    early_stop_after: int = 0
+    """End after so many validations in a row without a better loss of the first validation set; 0 never does."""
     checkpoint_every: int = 500
     """Write a checkpoint every so many steps, and after the last one."""
     keep_checkpoints: int = 2
@@ -53,6 +55,6 @@ class TrainerConfig:
         positive = ("max_steps", "accumulate_batches", "validate_every")
         for field in (*positive, "checkpoint_every", "keep_checkpoints", "log_every"):
             check_range(self, field, 1)
-        for field in ("devices", "num_nodes", "gradient_clip", "redraw_every"):
+        for field in ("devices", "num_nodes", "gradient_clip", "redraw_every", "early_stop_after"):
             check_range(self, field, 0)
         check_range(self, "seed", 0, 2**32 - 1)

@@ -21,7 +21,7 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{owner}.tmp")
 
 
-def commit_bytes(path: Path, data: bytes) -> None:
+def commit_bytes(path: Path, data: bytes | memoryview) -> None:
     """Write `data` to a temporary name beside `path`, flush it to the disk and rename it to `path`.
 
     Raises:
@@ -86,7 +86,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of `data`; one `write` may take less, and never takes more than 2 GiB."""
     rest = memoryview(data)
     while rest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.utilities import rank_zero_only
 
+from protperf.checkpoint.stopping import StopRequest
 from protperf.formats.commit import lock_folder
-from protperf.train.runs import build_run, describe_start, record_settings
+from protperf.train.failures import explain_failure
+from protperf.train.runs import build_run, describe_start, record_settings, test_best
 from protperf.train.settings import Settings, explain, read_settings
 
 log = logging.getLogger("protperf")
@@ -36,21 +39,45 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path="pkg://protperf.conf", config_name="train")
 def train(config: DictConfig) -> None:
     """Train one model; a user's mistake ends the process with one line (Hydra would add its own to an exception)."""
+    with StopRequest() as stop:
+        try:
+            settings = _in_sweep(read_settings(config))
+            with _lock_run(settings.run_dir):
+                _run(settings, stop)
+        except (ValueError, OSError) as error:
+            if os.environ.get("PROTPERF_DEBUG"):
+                raise
+            raise SystemExit(_from_rank(f"protperf train: {error}")) from error
+
+
+def _run(settings: Settings, stop: StopRequest) -> None:
+    """Build, train, test; print the run's folder."""
+    run = build_run(settings, stop)
+    parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
+    is_first = run.trainer.is_global_zero
+    if is_first:
+        log.info("%s parameters; %s", f"{parameters:,}", describe_start(run))
+        record_settings(run.settings)
     try:
-        settings = _in_sweep(read_settings(config))
-        with _lock_run(settings.run_dir):
-            run = build_run(settings)
-            parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
-            if run.trainer.is_global_zero:
-                log.info("%s parameters; %s", f"{parameters:,}", describe_start(run))
-                record_settings(run.settings)
-            run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
-    except (ValueError, OSError) as error:
-        if os.environ.get("PROTPERF_DEBUG"):
+        run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
+        if stop.agreed():
+            stop.end(step=run.trainer.global_step, is_first_rank=is_first)
+        test_best(run)
+    except (RuntimeError, MemoryError) as error:
+        known = explain_failure(error, run.settings)
+        if known is None or os.environ.get("PROTPERF_DEBUG"):
             raise
-        raise SystemExit(f"protperf train: {error}") from error
-    if run.trainer.is_global_zero:
+        line, status = known
+        print(_from_rank(f"protperf train: {line}"), file=sys.stderr)
+        raise SystemExit(status) from error
+    if is_first:
         print(settings.run_dir)
+
+
+def _from_rank(line: str) -> str:
+    """Say which rank speaks, unless it is the first."""
+    rank = cast(Any, rank_zero_only).rank
+    return f"[rank {rank}] {line}" if rank else line
 
 
 def _in_sweep(settings: Settings) -> Settings:

@@ -10,14 +10,16 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
-from protperf.callbacks import Redraw, Report, StepSeeds
-from protperf.checkpoint import check_resumable, describe, step_checkpoints, step_of
+from protperf.callbacks import Divergence, EarlyStop, Progress, Redraw, Report, StepSeeds
+from protperf.checkpoint import BEST_NAME, check_resumable, describe, step_checkpoints, step_of
 from protperf.checkpoint.saving import Checkpoints
+from protperf.checkpoint.stopping import StopRequest
 from protperf.config import to_dict
 from protperf.data import WindowData
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
-from protperf.task import LanguageModelTask
+from protperf.formats.metrics_file import METRICS_NAME, read_metrics
+from protperf.task import LanguageModelTask, test_prefix
 from protperf.train.settings import SECTIONS, Settings
 from protperf.train.trainers import build_trainer, resolve
 
@@ -37,8 +39,12 @@ class Run:
     checkpoint: Path | None
 
 
-def build_run(settings: Settings) -> Run:
+def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
     """Build the task, the data and the trainer that the settings describe.
+
+    Args:
+        settings: of the run.
+        stop: through which the process is told to stop; by default it is not.
 
     Raises:
         ValueError: the data do not fit, or the run folder holds a run that should not go on.
@@ -61,9 +67,13 @@ def build_run(settings: Settings) -> Run:
         settings.objective,
         settings.optim,
         attend_across_documents=settings.data.attend_across_documents,
+        window=data.window,
         valid_sets=settings.data.valid_sets,
+        test_sets=tuple(data.test_shards),
+        compile_blocks=settings.trainer.compile,
     )
-    callbacks = build_callbacks(settings, task, data, description)
+    stop = stop or StopRequest()
+    callbacks = build_callbacks(settings, task, data, description, stop)
     return Run(settings, task, data, build_trainer(settings, callbacks), checkpoint)
 
 
@@ -78,24 +88,47 @@ def _check_batch(settings: Settings) -> None:
 
 
 def build_callbacks(
-    settings: Settings, task: LanguageModelTask, data: WindowData, description: dict[str, Any]
+    settings: Settings,
+    task: LanguageModelTask,
+    data: WindowData,
+    description: dict[str, Any],
+    stop: StopRequest,
 ) -> list[pl.Callback]:
     """Return the callbacks in their order: what changes state before what saves it."""
     trainer = settings.trainer
+    monitor = f"{settings.data.valid_sets[0]}/loss"
+    divergence = Divergence(task.model, last_checkpoint=lambda: _last(settings.checkpoint_dir))
     return [
         Redraw(task.model, every=trainer.redraw_every),
         StepSeeds(data.position.start, seed=trainer.seed),
         data.position,
-        Report(task.model, task.train_metrics, task.valid_results, every=trainer.log_every),
+        divergence,
+        Report(
+            task.model,
+            task.train_metrics,
+            task.results,
+            every=trainer.log_every,
+            position=data.position.start,
+            diverged=divergence.error,
+        ),
+        Progress(),
+        EarlyStop(task.results, monitor=monitor, patience=trainer.early_stop_after),
         Checkpoints(
             settings.checkpoint_dir,
             every=trainer.checkpoint_every,
+            validate_every=trainer.validate_every,
             keep=trainer.keep_checkpoints,
             description=description,
-            results=task.valid_results,
-            monitor=f"{settings.data.valid_sets[0]}/loss",
+            results=task.results,
+            monitor=monitor,
+            stop=stop,
+            diverged=divergence.error,
         ),
     ]
+
+
+def _last(folder: Path) -> Path | None:
+    return max(step_checkpoints(folder), key=step_of, default=None)
 
 
 def _find_start(settings: Settings, description: dict[str, Any]) -> Path | None:
@@ -115,6 +148,22 @@ def _find_start(settings: Settings, description: dict[str, Any]) -> Path | None:
             continue
         return path
     return None
+
+
+def test_best(run: Run) -> None:
+    """Test the best checkpoint of a run that is at its end, unless that is recorded already; all ranks take part."""
+    best = run.settings.checkpoint_dir / BEST_NAME
+    trainer, step = run.trainer, run.trainer.global_step
+    names = [f"{test_prefix(name)}/loss" for name in run.task.test_sets]
+    is_due = False
+    if trainer.is_global_zero:
+        metrics_path = run.settings.run_dir / METRICS_NAME
+        recorded = read_metrics(metrics_path) if metrics_path.exists() else {}
+        is_due = best.is_file() and any(step not in recorded.get(name, {}) for name in names)
+    if trainer.strategy.broadcast(is_due):
+        if trainer.is_global_zero:
+            log.info("testing %s", best)
+        trainer.test(run.task, run.data, ckpt_path=best, verbose=False)
 
 
 def describe_start(run: Run) -> str:

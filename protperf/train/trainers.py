@@ -14,6 +14,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasti
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from protperf.checkpoint.saving import CommittedFiles
 from protperf.config import TrainerConfig, to_dict
 from protperf.loggers import build_loggers
 from protperf.train.settings import SECTIONS, Settings
@@ -88,6 +89,7 @@ def build_trainer(settings: Settings, callbacks: list[pl.Callback]) -> pl.Traine
         val_check_interval=config.validate_every * config.accumulate_batches,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
+        inference_mode=False,  # sharded weights are gathered in place, which inference tensors do not allow
         use_distributed_sampler=False,
         callbacks=callbacks,
         logger=build_loggers(
@@ -101,10 +103,17 @@ def build_trainer(settings: Settings, callbacks: list[pl.Callback]) -> pl.Traine
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    # Lightning asks all ranks before each batch whether the first one got SIGTERM, which makes a GPU wait; ours is asked
-    # once a step, without the GPU.
-    cast(Any, trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor = lambda: None
+    _leave_signals_to_us(trainer)
     return trainer
+
+
+def _leave_signals_to_us(trainer: pl.Trainer) -> None:
+    """Keep Lightning out of the signals: its handlers speak to other ranks from inside of a step, and may hang there.
+
+    It also asks all ranks before each batch whether the first one was told to stop, which makes a GPU wait.
+    """
+    cast(Any, trainer)._signal_connector.register_signal_handlers = lambda: None
+    cast(Any, trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor = lambda: None
 
 
 def _strategy(config: TrainerConfig) -> str | Strategy:
@@ -124,10 +133,11 @@ def _strategy(config: TrainerConfig) -> str | Strategy:
 
 
 def _plugins() -> list[Any]:
-    """Keep Lightning from requeueing SLURM jobs inside its signal handler: the batch script does that."""
+    """Return how checkpoints are written; on SLURM also that Lightning requeues no job: the batch script does that."""
+    plugins: list[Any] = [CommittedFiles()]
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
-        return [SLURMEnvironment(auto_requeue=False)]
-    return []
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    return plugins
 
 
 def _make_trainer(**arguments: Any) -> pl.Trainer:

@@ -1,0 +1,77 @@
+"""A run that is told to stop: signals are noted, and answered where all ranks stand at the same place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import distributed
+
+log = logging.getLogger("protperf")
+
+TRY_AGAIN = 75
+"""Exit status of a run that was told to stop and goes on when started again (EX_TEMPFAIL of sysexits.h)."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopRequest:
+    """Notes SIGTERM, SIGUSR1 and Ctrl-C while it is entered; a second Ctrl-C ends the process at once.
+
+    A handler only notes the signal: whatever the process does then, a collective operation of its own would disturb.
+    Processes forked from this one ignore the signals.
+    """
+
+    def __init__(self) -> None:
+        self._signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+        self._group: Any = None
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            handle = self._handler(os.getpid())
+            self._handlers = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def agreed(self) -> bool:
+        """Tell whether any rank was told to stop; all ranks must ask at the same place.
+
+        Ranks speak over gloo, on the CPU: a GPU never waits for the answer.
+        """
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return self._signal is not None
+        if self._group is None:
+            is_gloo = distributed.get_backend() == "gloo"
+            self._group = distributed.group.WORLD if is_gloo else distributed.new_group(backend="gloo")
+        flag = torch.tensor([self._signal or 0])
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX, group=self._group)
+        return bool(flag)
+
+    def end(self, *, step: int, is_first_rank: bool) -> None:
+        """End the process, whose state is saved."""
+        if is_first_rank:
+            name = signal.Signals(self._signal).name if self._signal else "another rank"
+            log.info("stopped by %s after step %s; the same command goes on", name, f"{step:,}")
+        raise SystemExit(128 + signal.SIGINT if self._signal == signal.SIGINT else TRY_AGAIN)
+
+    def _handler(self, pid: int) -> Any:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != pid:
+                return
+            if self._signal == number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._signal = number
+
+        return handle
