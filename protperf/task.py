@@ -60,7 +60,7 @@ class LanguageModelTask(pl.LightningModule):
         self.model = ProteinModel(model_config, causal=objective.kind == "causal")
         self.train_metrics = TokenMetrics()
         self.valid_sets = valid_sets
-        self.test_sets = test_sets
+        self.test_prefixes = tuple(test_prefixes(test_sets, valid_sets).values())
         self.length_bins = length_bins(window)
         self.valid_metrics = self._metrics_for(valid_sets)
         self.test_metrics = self._metrics_for(test_sets)
@@ -112,7 +112,7 @@ class LanguageModelTask(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Close the metrics of all test sets over all ranks."""
-        self._close(self.test_metrics, tuple(test_prefix(name) for name in self.test_sets))
+        self._close(self.test_metrics, self.test_prefixes)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return the optimizer and its schedule, which counts optimizer steps."""
@@ -156,10 +156,10 @@ class LanguageModelTask(pl.LightningModule):
             each.reset()
 
 
-def test_prefix(name: str) -> str:
-    """Return what the metrics of a test set are named after: `test`, and for other splits not what validation reports.
+def test_prefixes(test_sets: tuple[str, ...], valid_sets: tuple[str, ...]) -> dict[str, str]:
+    """Return what the metrics of each test set are named after: nothing that validation reports too.
 
-    >>> test_prefix("test"), test_prefix("ood")
-    ('test', 'test_ood')
+    >>> test_prefixes(("test", "ood"), ("valid", "ood"))
+    {'test': 'test', 'ood': 'test_ood'}
     """
-    return name if name == "test" else f"test_{name}"
+    return {name: name if name == "test" and name not in valid_sets else f"test_{name}" for name in test_sets}

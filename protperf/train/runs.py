@@ -19,7 +19,7 @@ from protperf.data import WindowData
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
-from protperf.task import LanguageModelTask, test_prefix
+from protperf.task import LanguageModelTask
 from protperf.train.settings import SECTIONS, Settings
 from protperf.train.trainers import build_trainer, resolve
 
@@ -154,7 +154,7 @@ def test_best(run: Run) -> None:
     """Test the best checkpoint of a run that is at its end, unless that is recorded already; all ranks take part."""
     best = run.settings.checkpoint_dir / BEST_NAME
     trainer, step = run.trainer, run.trainer.global_step
-    names = [f"{test_prefix(name)}/loss" for name in run.task.test_sets]
+    names = [f"{prefix}/loss" for prefix in run.task.test_prefixes]
     is_due = False
     if trainer.is_global_zero:
         metrics_path = run.settings.run_dir / METRICS_NAME
