@@ -13,6 +13,7 @@ from training import (
     SMALL,
     clean_environment,
     command_line,
+    load_plain,
     prepared,
     protperf,
     settings_of,
@@ -21,7 +22,7 @@ from training import (
 )
 
 from protperf.batches import Batch
-from protperf.checkpoint import load_model
+from protperf.checkpoint import load_model, step_name
 from protperf.formats.metrics_file import read_metrics
 from protperf.objectives import TokenSums, answer
 from protperf.train import build_run
@@ -103,6 +104,25 @@ def test_training_learns_more_than_nothing(tmp_path: Path):
     losses = [float.fromhex(loss) for loss in record.losses]
     assert losses[0] == pytest.approx(3.58, abs=0.1)  # ln 36: all tokens look alike at first
     assert sum(losses[-10:]) / 10 < 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["masked", "causal"])
+def test_compiled_blocks_train_as_eager_ones_and_leave_the_same_checkpoint(kind: str, tmp_path: Path):
+    options = ("trainer.max_steps=4", "trainer.log_every=1", "trainer.redraw_every=2", "model.dropout=0")
+    compiled, eager = (
+        train_small(tmp_path / str(choice), *options, f"objective={kind}", f"trainer.compile={choice}")[0]
+        for choice in (True, False)
+    )
+    a, b = (read_metrics(run.settings.run_dir / "metrics.csv") for run in (compiled, eager))
+    for name in ("train/loss", "train/grad_norm", "valid/loss", "attention/qk_norm_01"):
+        assert a[name] == pytest.approx(b[name], rel=1e-4), name
+    names = [
+        load_plain(run.settings.checkpoint_dir / step_name(4))["state_dict"].keys()
+        for run in (compiled, eager)
+    ]
+    assert names[0] == names[1]
+    assert all(block._compiled_call_impl is not None for block in compiled.task.model.blocks)
 
 
 @pytest.mark.slow

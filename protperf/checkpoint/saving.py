@@ -82,6 +82,12 @@ class Checkpoints(Callback):
         Inside an accumulation window there is nothing whole to save.
         """
         self._last_step = step = trainer.global_step
+        first = trainer.strategy.broadcast(step)
+        if not trainer.strategy.reduce_boolean_decision(step == first):
+            raise ValueError(
+                f"{self._folder}: ranks go on from different checkpoints (here step {step:,}, the first rank step "
+                f"{first:,}); the folder must be the same one for all hosts, start again when it is"
+            )
         if step and self._is_validated_at(trainer, step) and self._validated < step:
             log.info("validating step %s, which a stop had kept from it", f"{step:,}")
             loop = trainer.fit_loop.epoch_loop.val_loop
