@@ -107,6 +107,7 @@ def test_training_learns_more_than_nothing(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # in torch's own compiler
 @pytest.mark.parametrize("kind", ["masked", "causal"])
 def test_compiled_blocks_train_as_eager_ones_and_leave_the_same_checkpoint(kind: str, tmp_path: Path):
     options = ("trainer.max_steps=4", "trainer.log_every=1", "trainer.redraw_every=2", "model.dropout=0")
