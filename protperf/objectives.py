@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, log_softmax
 
 from protperf.batches import Batch, documents_of, residues_of_proteins
 from protperf.config import ObjectiveConfig
@@ -64,8 +64,8 @@ def ask(
 
     Masked: each residue is asked with chance `mask_fraction`. In training the asked ones are shown as `<mask>`, as
     a random standard amino acid or as they are; evaluation asks `EVALUATION_FRACTION` and shows all of them as
-    `<mask>`, so that a unigram model is the right floor. Causal: each token but the last of its protein is shown, the next one is asked; evaluation
-    asks residues only.
+    `<mask>`, so that a unigram model is the right floor. Causal: each token but the last of its protein is shown, the
+    next one is asked; the end of a protein is asked in training alone, and there only with `ask_eos`.
 
     Args:
         tokens: the window, uint8 `(W,)`.
@@ -78,7 +78,7 @@ def ask(
     """
     if config.kind == "masked":
         return _ask_masked(tokens, config, generator, evaluation=evaluation)
-    return _ask_causal(tokens, evaluation=evaluation)
+    return _ask_causal(tokens, ask_eos=config.ask_eos and not evaluation)
 
 
 def _ask_masked(
@@ -97,10 +97,10 @@ def _ask_masked(
     return inputs, targets
 
 
-def _ask_causal(tokens: np.ndarray, *, evaluation: bool) -> tuple[np.ndarray, np.ndarray]:
+def _ask_causal(tokens: np.ndarray, *, ask_eos: bool) -> tuple[np.ndarray, np.ndarray]:
     following = np.append(tokens[1:], np.uint8(VOCABULARY.pad))
     asked = following < VOCABULARY.num_residues
-    if not evaluation:
+    if ask_eos:
         asked |= following == VOCABULARY.eos
     return tokens, np.where(asked, following, np.uint8(NOT_ASKED))
 
@@ -127,17 +127,39 @@ def token_sums(logits: Tensor, targets: Tensor) -> TokenSums:
     return TokenSums(token_losses(logits, targets).sum(), asked, correct)
 
 
-def answer(model: LanguageModel, batch: Batch, *, across: bool) -> TokenSums:
+def smooth_gradient(nll: Tensor, logits: Tensor, *, label_smoothing: float) -> Tensor:
+    """Return a summed loss with the same value, and with the gradient that smoothed targets would give.
+
+    A smoothed target (Szegedy et al. 2016, section 7, arXiv:1512.00567) is the right token with weight
+    1 - `label_smoothing`; the rest is spread here over the residue tokens, as no other is ever to be guessed. What is
+    reported and compared stays the negative log-likelihood.
+
+    Args:
+        nll: the sum of `token_losses`, scalar.
+        logits: the scores that it came from, `(N, V)`.
+        label_smoothing: at least 0, below 1.
+    """
+    spread = -log_softmax(logits.float(), -1)[:, : VOCABULARY.num_residues].mean(-1).sum()
+    difference = label_smoothing * (spread - nll)
+    return nll + (difference - difference.detach())
+
+
+def answer(model: LanguageModel, batch: Batch, *, across: bool, label_smoothing: float = 0.0) -> TokenSums:
     """Let a model answer a batch and sum up; the head is computed at the asked positions only.
 
     Args:
         model: on the batch's device.
         batch: `(B, L)` each.
         across: whether proteins packed into one window see each other.
+        label_smoothing: see `smooth_gradient`; changes the gradient of `nll` alone.
     """
     hidden = model(batch.inputs, documents_of(batch.inputs, across=across))
     asked = batch.targets != NOT_ASKED
-    return token_sums(model.logits(hidden[asked]), batch.targets[asked].long())
+    logits = model.logits(hidden[asked])
+    sums = token_sums(logits, batch.targets[asked].long())
+    if label_smoothing:
+        sums = sums._replace(nll=smooth_gradient(sums.nll, logits, label_smoothing=label_smoothing))
+    return sums
 
 
 def answer_by_length(

@@ -1,23 +1,29 @@
-"""How weights move: AdamW with decay on matrices only, linear warm-up, cosine decay."""
+"""How weights move: AdamW or Adam, and the learning rate of each step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from protperf.config import OptimConfig
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> AdamW:
-    """Return AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over the model's weights.
+def build_optimizer(model: nn.Module, config: OptimConfig, *, fused: bool = False) -> Adam:
+    """Return AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) or Adam over the model's weights, in two groups.
 
-    Weight decay acts on the matrices of the blocks; embeddings, norms and biases are free of it.
+    The first group is the matrices of the blocks, which always decay; the second the embeddings, norms and biases,
+    which decay only where the configuration says `all`. Both groups are always there: a run may go on under another choice.
+
+    Args:
+        model: its parameters stay the ones that move.
+        config: which optimizer, and its numbers.
+        fused: whether one kernel updates all weights, for parameters on a GPU; other bits than the loop over parameters.
     """
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
@@ -26,19 +32,50 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> AdamW:
         (decayed if is_matrix else free).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": free, "weight_decay": 0.0},
+        {"params": free, "weight_decay": config.weight_decay if config.decayed == "all" else 0.0},
     ]
-    betas = (config.beta1, config.beta2)
-    return AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.eps)
+    optimizer_class = AdamW if config.kind == "adamw" else Adam
+    optimizer = optimizer_class(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=fused or None,
+    )
+    # A fused optimizer offers to unscale gradients by itself, and Lightning clips none that are not unscaled before.
+    cast(Any, optimizer)._step_supports_amp_scaling = False
+    optimizer.register_load_state_dict_pre_hook(_stay_fused_or_not)
+    return optimizer
+
+
+def _stay_fused_or_not(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Let the device of this run decide about the kernel, not that of the checkpoint."""
+    pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    return {**state, "param_groups": [{**saved, "fused": own["fused"]} for saved, own in pairs]}
 
 
 def learning_rate_factor(step: int, config: OptimConfig) -> float:
     """Return the learning rate of the update that follows `step` updates, as a share of the peak.
 
-    Rises linearly over `warmup_steps`, falls along half a cosine to `final_fraction` at `decay_steps`, then stays.
+    All schedules rise linearly over `warmup_steps`. After that,
+
+    - `cosine` falls along half a cosine to `final_fraction` at `decay_steps`, then stays,
+    - `constant` stays,
+    - `inverse_sqrt` falls as sqrt(warmup_steps / number of the update), which is 1 where warm-up ends (Vaswani et al.
+      2017, Eq. 3, arXiv:1706.03762),
+    - `warmup_stable_decay` stays until `decay_steps - cooldown_steps`, falls linearly to `final_fraction` at
+      `decay_steps`, then stays (Hu et al. 2024, arXiv:2404.06395, whose own fall is exponential; linear as in Hägele et al.
+      2024, arXiv:2405.18392).
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "inverse_sqrt":
+        return math.sqrt(max(1, config.warmup_steps) / (step + 1))
+    if config.schedule == "warmup_stable_decay":
+        progress = 1 - (config.decay_steps - step) / config.cooldown_steps
+        return 1 - (1 - config.final_fraction) * min(1.0, max(0.0, progress))
     whole = max(1, config.decay_steps - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / whole)
     cosine = (1 + math.cos(math.pi * progress)) / 2

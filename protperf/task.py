@@ -13,6 +13,7 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from protperf.batches import Batch
@@ -82,9 +83,9 @@ class LanguageModelTask(pl.LightningModule):
                 fully_shard(block, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
 
-    def answer(self, batch: Batch) -> TokenSums:
+    def answer(self, batch: Batch, *, label_smoothing: float = 0.0) -> TokenSums:
         """Return the sums of loss and hits over the asked tokens of a batch."""
-        return answer(self.model, batch, across=self.attend_across_documents)
+        return answer(self.model, batch, across=self.attend_across_documents, label_smoothing=label_smoothing)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the mean loss over the asked tokens of all ranks, as this rank's share of it.
@@ -92,7 +93,7 @@ class LanguageModelTask(pl.LightningModule):
         Ranks ask different numbers of tokens; averaging gradients over ranks turns the shares into the gradient of
         the mean over tokens, the same as one rank with the whole batch. Accumulated batches each count the same.
         """
-        sums = self.answer(batch)
+        sums = self.answer(batch, label_smoothing=self.objective.label_smoothing)
         self.train_metrics.update(*sums)
         asked = self.trainer.strategy.reduce(sums.asked.clone(), reduce_op="sum")
         assert isinstance(asked, Tensor)
@@ -116,13 +117,13 @@ class LanguageModelTask(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return the optimizer and its schedule, which counts optimizer steps."""
-        optimizer = build_optimizer(self.model, self.optim)
+        optimizer = self._build_optimizer()
         schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, self.optim))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
         """Let the configuration decide how weights move on: a resumed run may have another learning rate or decay."""
-        own = build_optimizer(self.model, self.optim).param_groups
+        own = self._build_optimizer().param_groups
         (optimizer,), (config,) = self.trainer.optimizers, self.trainer.lr_scheduler_configs
         schedule = config.scheduler
         assert isinstance(schedule, LambdaLR)
@@ -139,6 +140,10 @@ class LanguageModelTask(pl.LightningModule):
             checkpoint["optimizer_states"] = [
                 number_by_model(state, optimizer, self) for state, optimizer in states
             ]
+
+    def _build_optimizer(self) -> Optimizer:
+        """Return the optimizer for the device of the run."""
+        return build_optimizer(self.model, self.optim, fused=self.trainer.strategy.root_device.type == "cuda")
 
     def _metrics_for(self, names: tuple[str, ...]) -> torch.nn.ModuleList:
         return torch.nn.ModuleList(TokenMetrics(tuple(self.length_bins)) for _ in names)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
@@ -25,6 +26,7 @@ from protperf.config import (
     to_dict,
 )
 from protperf.model import ProteinModel
+from protperf.optim import learning_rate_factor
 from protperf.train.settings import SECTIONS, Settings, read_settings
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -99,8 +101,10 @@ def test_each_shipped_experiment_becomes_settings(name: str):
     assert settings.optim.decay_steps == settings.trainer.max_steps
 
 
-def test_the_demo_and_both_trembl_experiments_are_there():
-    assert EXPERIMENTS == ["demo", "trembl_causal_36l", "trembl_masked_36l"]
+def test_the_demo_both_trembl_experiments_and_those_of_the_paper_are_there():
+    transformers = [f"paper_concat_transformer_{layers}l" for layers in (1, 2, 3)]
+    ours = ["trembl_causal_36l", "trembl_masked_36l"]
+    assert set(EXPERIMENTS) == {"demo", "paper_concat", *transformers, "paper_single", *ours}
     assert settings_of("experiment=trembl_causal_36l").objective.kind == "causal"
     assert settings_of("experiment=trembl_masked_36l").objective.kind == "masked"
 
@@ -116,15 +120,93 @@ def test_presets_have_the_shapes_of_the_paper(preset: str, layers: int, softmax:
     assert (model.attention == "softmax") == softmax
 
 
-def test_performer_36l_has_the_parameters_that_its_shape_says():
-    model = ProteinModel(settings_of("model=performer_36l").model, causal=False)
-    attention = 4 * 512 * 512  # queries, keys, values, output
-    feedforward = 2 * 512 * 1024
-    norms = 2 * (512 + 512)  # two with weight and bias
-    expected = 36 * 512 + 36 * (attention + feedforward + norms) + 2 * 512
-    assert expected == 75_590_656
-    assert sum(parameter.numel() for parameter in model.parameters()) == expected
-    assert {tuple(block.attention.projection.shape) for block in model.blocks} == {(256, 64)}
+def num_parameters(model: ModelConfig) -> int:
+    """Count by hand: embedding (which is the head), and of each block attention, feed-forward and two norms; a last norm."""
+    assert (model.feedforward, model.qk_norm) == ("gelu", False)
+    width = model.model_dim
+    attention = 4 * width * width  # queries, keys, values, output
+    feedforward = 2 * width * model.feedforward_dim
+    norm = width + width  # weight and bias
+    return 36 * width + model.num_layers * (attention + feedforward + 2 * norm) + norm
+
+
+PARAMETERS = {
+    "tiny": 531_200,
+    "performer_12l": 25_209_856,
+    "performer_36l": 75_590_656,
+    "transformer_36l": 75_590_656,
+    "paper_single": 75_590_656,
+    "paper_concat": 18_906_112,
+    "paper_transformer_1l": 403_968,
+    "paper_transformer_2l": 798_208,
+    "paper_transformer_3l": 1_192_448,
+}
+"""Model preset -> its parameters, as docs/training.md says."""
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("model/*.yaml")), ids=lambda path: path.stem)
+def test_each_model_preset_has_the_parameters_that_its_shape_says(path: Path):
+    config = settings_of(f"model={path.stem}").model
+    with torch.device("meta"):
+        model = ProteinModel(config, causal=False)
+    assert num_parameters(config) == PARAMETERS[path.stem]
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[path.stem]
+    if config.attention != "softmax":
+        shape = (config.num_features, config.model_dim // config.num_heads)
+        assert {tuple(block.attention.projection.shape) for block in model.blocks} == {shape}
+
+
+PAPER_SHAPES = {
+    "paper_single": ("relu", (8, 36, 1024, 512), 1024),
+    "paper_concat": ("relu", (8, 6, 2048, 512), 8192),
+    "paper_concat_transformer_1l": ("softmax", (8, 1, 256, 256), 8192),
+    "paper_concat_transformer_2l": ("softmax", (8, 2, 256, 256), 8192),
+    "paper_concat_transformer_3l": ("softmax", (8, 3, 256, 256), 8192),
+}
+"""Experiment -> attention, (heads, layers, feed-forward, width) and tokens, as Choromanski et al. 2021 have them."""
+
+
+@pytest.mark.parametrize("name", PAPER_SHAPES)
+def test_the_experiments_of_the_paper_have_its_shapes_and_numbers(name: str):
+    settings = settings_of(f"experiment={name}")
+    model, optim = settings.model, settings.optim
+    attention, shape, length = PAPER_SHAPES[name]
+    assert model.attention == attention
+    assert (model.num_heads, model.num_layers, model.feedforward_dim, model.model_dim) == shape
+    assert model.num_features == 256
+    assert model.dropout == 0.1
+    assert settings.data.context_length == length
+    assert settings.objective == ObjectiveConfig(kind="masked")
+    assert {learning_rate_factor(step, optim) for step in (0, 1, 10**6)} == {1.0}
+    assert optim.learning_rate == 1e-3
+    assert (optim.beta1, optim.beta2, optim.eps, optim.weight_decay) == (0.9, 0.98, 1e-9, 0.1)
+    assert (optim.kind, optim.decayed) == ("adamw", "all")
+    assert settings.trainer.gradient_clip == 0.5
+    if length == 8192:
+        assert settings.data.batch_size == 8 * 8  # 8 windows on each of 8 GPUs
+        assert settings.data.attend_across_documents
+
+
+def test_the_objectives_are_berts_split_the_released_one_and_the_next_token():
+    shares = {
+        name: (o.kind, o.mask_fraction, o.shown_as_mask, o.shown_as_random)
+        for name in ("masked", "masked_released", "causal")
+        for o in [settings_of(f"objective={name}").objective]
+    }
+    assert shares["masked"] == ("masked", 0.15, 0.8, 0.1)
+    assert shares["masked_released"] == ("masked", 0.15, 0.1, 0.8)
+    assert shares["causal"][0] == "causal"
+
+
+def test_the_schedules_of_optim_are_presets():
+    schedules = {path.stem: settings_of(f"optim={path.stem}").optim for path in CONF.glob("optim/*.yaml")}
+    assert {name: config.schedule for name, config in schedules.items()} == {
+        "default": "cosine",
+        "constant": "constant",
+        "inverse_sqrt": "inverse_sqrt",
+        "warmup_stable_decay": "warmup_stable_decay",
+        "paper": "constant",
+    }
 
 
 def test_an_override_reaches_its_field_and_keeps_its_type():
@@ -181,10 +263,17 @@ WRONG = [
     (ObjectiveConfig, "mask_fraction", 1.1, "0.0 to 1.0"),
     (ObjectiveConfig, "mask_fraction", 0.0, "above 0 to 1"),
     (ObjectiveConfig, "shown_as_random", 0.3, "above 1"),
+    (ObjectiveConfig, "label_smoothing", 1.0, "0.0 to 0.99"),
     (DataConfig, "batch_size", 0, "at least 1"),
     (DataConfig, "num_workers", -1, "at least 0"),
     (DataConfig, "valid_sets", [], "at least one"),
     (DataConfig, "valid_sets", ["valid", "valid"], "each named once"),
+    (OptimConfig, "kind", "sgd", "adamw, adam"),
+    (OptimConfig, "decayed", "none", "matrices, all"),
+    (OptimConfig, "schedule", "linear", "constant, cosine, inverse_sqrt, warmup_stable_decay"),
+    (OptimConfig, "warmup_steps", -1, "at least 0"),
+    (OptimConfig, "cooldown_steps", -1, "at least 0"),
+    (OptimConfig, "cooldown_steps", 1, "set schedule to warmup_stable_decay"),
     (OptimConfig, "learning_rate", -1.0, "at least 0.0"),
     (OptimConfig, "decay_steps", 0, "at least 1"),
     (OptimConfig, "final_fraction", 2.0, "0.0 to 1.0"),

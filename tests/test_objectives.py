@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training import prepared, train_small
+from torch.nn.functional import cross_entropy
+from training import load_plain, prepared, train_small
 
+from protperf.checkpoint import load_model, step_name
 from protperf.config import ModelConfig, ObjectiveConfig
 from protperf.model import ProteinModel
 from protperf.objectives import (
@@ -19,6 +22,7 @@ from protperf.objectives import (
     NOT_ASKED,
     ask,
     question_generator,
+    smooth_gradient,
     token_losses,
     token_sums,
 )
@@ -70,7 +74,7 @@ def test_masked_asks_15_percent_of_residues_and_corrupts_80_10_10():
     assert all(near(count, len(replaced), 1 / 20) for count in counts)
 
 
-@pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5)])
+@pytest.mark.parametrize("shares", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.5, 0.5), (0.1, 0.8)])
 def test_the_split_of_the_corruption_is_an_option(shares: tuple[float, float]):
     tokens = packed_windows(50_000)
     config = ObjectiveConfig(mask_fraction=0.4, shown_as_mask=shares[0], shown_as_random=shares[1])
@@ -134,6 +138,21 @@ def test_causal_asks_the_next_token_of_the_same_protein_by_hand():
     assert targets.tolist() == [no, no, 10, 8, no, no, 25, no, no, no, no]
 
 
+def test_the_end_of_a_protein_is_asked_unless_told_otherwise_and_masked_never_asks_it():
+    tokens = np.array([3, EOS, BOS, 10, 8, EOS, BOS, 25, EOS, PAD, PAD], np.uint8)
+    no = NOT_ASKED
+    inputs, targets = question(tokens, ObjectiveConfig(kind="causal", ask_eos=False))
+    np.testing.assert_array_equal(inputs, tokens)
+    assert targets.tolist() == [no, no, 10, 8, no, no, 25, no, no, no, no]
+    windows = packed_windows(20_000)
+    everything = ObjectiveConfig(mask_fraction=1.0)
+    with_ends, without = (
+        question(windows, replace(everything, ask_eos=ask_eos)) for ask_eos in (True, False)
+    )
+    np.testing.assert_array_equal(with_ends, without)
+    np.testing.assert_array_equal(with_ends[1] != NOT_ASKED, windows < 26)
+
+
 def test_causal_asks_each_residue_of_a_window_but_its_first():
     tokens = packed_windows(5000)
     _, targets = question(tokens, CAUSAL, evaluation=True)
@@ -149,6 +168,69 @@ def test_token_losses_are_the_softmax_by_hand():
     sums = token_sums(logits, torch.tensor([1, 0, 1]))
     assert sums.nll.item() == pytest.approx(math.log(4 / 3) + math.log(2) + 1000)
     assert (sums.asked.item(), sums.correct.item()) == (3, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_smoothing_gives_the_gradient_of_smoothed_targets_and_the_loss_of_true_ones(
+    share: float, dtype: torch.dtype
+):
+    logits = (3 * torch.randn(200, 36, generator=torch.Generator().manual_seed(0))).to(dtype).requires_grad_()
+    targets = torch.arange(200) % 29  # residues and <eos>
+    true = token_sums(logits, targets).nll
+    smoothed = smooth_gradient(true, logits, label_smoothing=share)
+    assert smoothed.item() == true.item()
+    (gradient,) = torch.autograd.grad(smoothed, logits)
+    soft = torch.zeros(200, 36, dtype=torch.float64)
+    soft[:, :26] = share / 26
+    soft[torch.arange(200), targets] += 1 - share
+    reference = logits.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(cross_entropy(reference, soft, reduction="sum"), reference)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2  # bfloat16 gradients have 8 bits
+    torch.testing.assert_close(gradient.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_smoothing_of_nothing_asked_is_zero_with_a_gradient():
+    logits = torch.zeros(0, 36, requires_grad=True)
+    smoothed = smooth_gradient(
+        token_sums(logits, torch.zeros(0, dtype=torch.long)).nll, logits, label_smoothing=0.1
+    )
+    assert smoothed.item() == 0.0
+    smoothed.backward()
+
+
+def test_smoothing_changes_how_weights_move_and_not_what_is_reported(tmp_path: Path):
+    runs = [
+        train_small(tmp_path / str(share), f"objective.label_smoothing={share}", "trainer.max_steps=3")
+        for share in (0.0, 0.3)
+    ]
+    (plain, plain_record), (smoothed, smoothed_record) = runs
+    assert plain_record.losses[0] == smoothed_record.losses[0]
+    assert plain_record.losses[2] != smoothed_record.losses[2]
+    for run in (plain, smoothed):
+        batches = list(run.data.val_dataloader()[0])
+        with torch.no_grad():
+            sums = [run.task.eval().answer(batch) for batch in batches]
+        mean = sum(each.nll.item() for each in sums) / sum(each.asked.item() for each in sums)
+        assert run.task.results["valid/loss"] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("change", ["objective.ask_eos=false", "objective.label_smoothing=0.1"])
+def test_a_run_keeps_its_objective_and_one_older_than_a_choice_has_its_default(change: str, tmp_path: Path):
+    train_small(tmp_path, "trainer.max_steps=2", "objective=causal")
+    path = tmp_path / "checkpoints" / step_name(2)
+    content = load_plain(path)
+    for key in ("ask_eos", "label_smoothing"):
+        del content["protperf"]["objective"][key]
+    torch.save(content, path)
+    key = change.split("=")[0]
+    with pytest.raises(
+        ValueError, match=rf"cannot resume: it was trained with {key} (True|0.0), this run has"
+    ):
+        train_small(tmp_path, "trainer.max_steps=4", "objective=causal", change)
+    assert load_model(path).objective == CAUSAL
+    run, _ = train_small(tmp_path, "trainer.max_steps=4", "objective=causal")
+    assert run.checkpoint == path
 
 
 def test_nothing_asked_sums_to_zero_with_a_gradient():

@@ -31,13 +31,18 @@ class Divergence(Callback):
     """
 
     def __init__(self, model: ProteinModel, *, last_checkpoint: Callable[[], Path | None]) -> None:
+        self._model = model
         self._last_checkpoint = last_checkpoint
-        parts = {f"layer {number}": block for number, block in enumerate(model.blocks)}
-        self._layers = {name: list(block.parameters()) for name, block in parts.items()}
-        inside = {parameter for parameters in self._layers.values() for parameter in parameters}
-        outside = [parameter for parameter in model.parameters() if parameter not in inside]
-        self._layers["the embedding and the final norm"] = outside
+        self._layers: dict[str, list[torch.nn.Parameter]] = {}
         self._norms: deque[tuple[int, Tensor]] = deque(maxlen=REMEMBERED)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Find the layers' parameters: sharding, which is over now, has replaced them."""
+        blocks = {f"layer {number}": block for number, block in enumerate(self._model.blocks)}
+        self._layers = {name: list(block.parameters()) for name, block in blocks.items()}
+        inside = {parameter for parameters in self._layers.values() for parameter in parameters}
+        outside = [parameter for parameter in self._model.parameters() if parameter not in inside]
+        self._layers["the embedding and the final norm"] = outside
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer

@@ -211,9 +211,14 @@ def check_resumable(path: Path, description: dict[str, Any]) -> None:
 
 
 def _fixed_keys(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a description that may not change in the course of a run, as the command line names them."""
-    keys = {f"model.{key}": value for key, value in about["model"].items() if key not in _MAY_CHANGE}
-    keys |= {f"objective.{key}": value for key, value in about["objective"].items()}
+    """Return the keys of a description that may not change in the course of a run, as the command line names them.
+
+    A key younger than the description has its default, which is what was done before there was a choice.
+    """
+    model = to_dict(ModelConfig()) | about["model"]
+    objective = to_dict(ObjectiveConfig()) | about["objective"]
+    keys = {f"model.{key}": value for key, value in model.items() if key not in _MAY_CHANGE}
+    keys |= {f"objective.{key}": value for key, value in objective.items()}
     keys["data.attend_across_documents"] = about["attend_across_documents"]
     keys["trainer.accumulate_batches"] = about.get("accumulate_batches")
     return keys
