@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torchmetrics import Metric
 
 from protperf.vocab import VOCABULARY
@@ -75,6 +75,14 @@ class TokenMetrics(Metric):
             if sums[1]:
                 values |= {f"{name}_{bin_name}": value for name, value in summarise(*sums).items()}
         return values
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over all ranks, which must all ask; on a GPU nothing waits for it."""
+    if distributed.is_available() and distributed.is_initialized():
+        tensor = tensor.clone()
+        distributed.all_reduce(tensor)
+    return tensor
 
 
 def summarise(nll: float, asked: int, correct: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from protperf.batches import Batch
 from protperf.config import ModelConfig, ObjectiveConfig, OptimConfig
-from protperf.metrics import TokenMetrics, length_bins
+from protperf.metrics import TokenMetrics, length_bins, sum_over_ranks
 from protperf.model import ProteinModel
 from protperf.objectives import TokenSums, answer, answer_by_length
 from protperf.optim import build_optimizer, learning_rate_factor, number_by_model
@@ -95,9 +95,7 @@ class LanguageModelTask(pl.LightningModule):
         """
         sums = self.answer(batch, label_smoothing=self.objective.label_smoothing)
         self.train_metrics.update(*sums)
-        asked = self.trainer.strategy.reduce(sums.asked.clone(), reduce_op="sum")
-        assert isinstance(asked, Tensor)
-        return sums.nll * self.trainer.world_size / asked.clamp_min(1)
+        return sums.nll * self.trainer.world_size / sum_over_ranks(sums.asked).clamp_min(1)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the metrics of its validation set."""

@@ -30,6 +30,7 @@ from training import (
 from protperf.checkpoint import step_name, step_of
 from protperf.formats.metrics_file import read_metrics
 from protperf.optim import learning_rate_factor
+from protperf.train.runs import test_best as run_test
 
 MEASURED = ("train/tokens_per_second", "train/peak_memory_gib")
 """Metrics that a clock or the machine decides."""
@@ -264,6 +265,18 @@ def test_after_a_damaged_last_checkpoint_the_one_before_is_taken(damage: str, tm
     assert "trying the checkpoint before it" in caplog.text
     assert run.checkpoint == tmp_path / "checkpoints" / step_name(10)
     assert record.losses == uninterrupted(40, *more)[1].losses[10:]
+
+
+def test_a_damaged_best_checkpoint_is_written_anew_and_keeps_nobody_from_going_on(tmp_path: Path, caplog: Any):
+    train_small(tmp_path, *options(25))
+    best = tmp_path / "checkpoints" / "best.ckpt"
+    best.write_bytes(best.read_bytes()[:5000])
+    run, _ = train_small(tmp_path, *options(50))
+    assert "best.ckpt: not a checkpoint of `protperf train`, or cut short" in caplog.text
+    assert "the next validation writes a new one" in caplog.text
+    assert load_plain(best)["global_step"] == 50
+    run_test(run)
+    assert list(read_metrics(tmp_path / "metrics.csv")["test/loss"]) == [50]
 
 
 def test_a_damaged_only_checkpoint_is_named_in_one_line(tmp_path: Path):

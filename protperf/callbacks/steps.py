@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import cast
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
-from torch import Tensor
 
 from protperf.batches import Batch, documents_of
+from protperf.metrics import sum_over_ranks
 from protperf.model import ProteinModel, QueryKeySums
 
 
@@ -70,4 +69,4 @@ def measured(trainer: pl.Trainer, model: ProteinModel, batch: Batch) -> QueryKey
     """Measure queries and keys on the batches of all ranks; proteins in one window do not see each other here."""
     with trainer.precision_plugin.forward_context():
         sums = model.query_key_sums(batch.inputs, documents_of(batch.inputs))
-    return QueryKeySums(*(cast(Tensor, trainer.strategy.reduce(x, reduce_op="sum")) for x in sums))
+    return QueryKeySums(*map(sum_over_ranks, sums))

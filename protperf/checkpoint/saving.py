@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import Callback
 
 from protperf.checkpoint.files import BEST_NAME, ENTRY, read_checkpoint, step_checkpoints, step_name
 from protperf.checkpoint.stopping import StopRequest
+from protperf.formats import FormatError
 from protperf.formats.commit import FULL_DISK, commit_bytes
 from protperf.optim import total_norm
 
@@ -164,9 +165,14 @@ class Checkpoints(Callback):
         """Go on with the best loss so far: `best.ckpt` may be younger than the checkpoint gone on from."""
         self._best = state_dict["best"]
         self._validated = state_dict["validated"]
-        if (self._folder / BEST_NAME).is_file():
+        if not (self._folder / BEST_NAME).is_file():
+            return
+        try:
             callbacks = read_checkpoint(self._folder / BEST_NAME)["callbacks"]
             self._best = min(self._best, callbacks[self.state_key]["best"])
+        except FormatError as error:
+            log.warning("%s; the next validation writes a new one", error)
+            self._best = math.inf
 
     def _is_due(self, trainer: pl.Trainer, step: int) -> bool:
         return step % self._every == 0 or step == trainer.max_steps
