@@ -1,17 +1,24 @@
-"""Metrics reach the run's own file always, and Weights & Biases without a key, a network or a question."""
+"""Metrics reach the run's own file always; what may fail beside it ends nothing."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from training import SMALL, clean_environment, protperf, small_dataset
+from training import clean_environment, small_dataset
 
 from protperf.formats.metrics_file import append_metrics, read_metrics
 from protperf.loggers import MetricsFile, has_wandb_key, reaches_wandb
+from protperf.loggers.guarded import GuardedLogger
+from protperf.loggers.wandb_run import first_stop
 
 
 def test_metrics_file_keeps_what_earlier_starts_wrote(tmp_path: Path):
@@ -25,7 +32,7 @@ def test_metrics_file_keeps_what_earlier_starts_wrote(tmp_path: Path):
 
 def test_values_come_back_exactly(tmp_path: Path):
     values = {"a": 0.1 + 0.2, "b": 1e-300, "c": 123456789.123456789}
-    append_metrics(tmp_path / "m.csv", 7, values)
+    append_metrics(tmp_path / "m.csv", [(7, values)])
     assert {name: series[7] for name, series in read_metrics(tmp_path / "m.csv").items()} == values
 
 
@@ -34,17 +41,17 @@ def test_values_come_back_exactly(tmp_path: Path):
 )
 def test_a_line_that_a_killed_run_left_unfinished_does_not_count(rest: str, tmp_path: Path):
     path = tmp_path / "m.csv"
-    append_metrics(path, 1, {"loss": 3.0})
+    append_metrics(path, [(1, {"loss": 3.0})])
     whole = path.read_text()
     path.write_text(whole + rest, newline="")
     assert read_metrics(path)["loss"] == {1: 3.0}
-    append_metrics(path, 2, {"loss": 2.5})
+    append_metrics(path, [(2, {"loss": 2.5})])
     assert path.read_text() == whole + "2,loss,2.5\n"
 
 
 def test_a_damaged_line_is_named(tmp_path: Path):
     path = tmp_path / "m.csv"
-    append_metrics(path, 1, {"loss": 3.0})
+    append_metrics(path, [(1, {"loss": 3.0})])
     path.write_text(path.read_text() + "two,loss,2.5\n3,loss,1.0\n")
     with pytest.raises(ValueError, match=r"m.csv:3: 'two,loss,2.5' is not a line of a metrics file"):
         read_metrics(path)
@@ -69,7 +76,7 @@ def test_another_file_is_refused(text: str, tmp_path: Path):
 def test_a_key_is_looked_for_in_netrc(
     content: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     if content is not None:
@@ -108,22 +115,107 @@ def test_without_being_asked_for_wandb_is_never_imported(tmp_path: Path):
     assert not list(tmp_path.rglob("*wandb*"))
 
 
-@pytest.mark.slow
-def test_wandb_without_key_or_without_network_is_offline_and_goes_on_as_the_same_run(tmp_path: Path):
-    arguments = ("train", f"data.path={small_dataset()}", "name=w", "logger=wandb", *SMALL)
-    no_way_out = {
-        name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")
-    }
-    keys: tuple[dict[str, str], ...] = (
-        {},
-        {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"},
+class Broken(GuardedLogger):
+    """Fails at everything."""
+
+    def __init__(self) -> None:
+        super().__init__("The service")
+
+    def _log(self, metrics: dict[str, float], step: int) -> None:
+        raise ConnectionError("reset\nby peer")
+
+    def _log_images(self, key: str, images: list[np.ndarray], step: int) -> None:
+        raise RuntimeError
+
+    def _close(self) -> None:
+        raise OSError("gone")
+
+
+def test_a_service_that_fails_is_warned_of_once_and_ends_nothing(caplog: pytest.LogCaptureFixture):
+    logger = Broken()
+    for step in range(3):
+        logger.log_metrics({"loss": 1.0}, step=step)
+        logger.log_image("maps", [], step)
+    logger.close()
+    [warning] = caplog.messages
+    assert warning == (
+        "The service failed (ConnectionError: reset by peer); training and metrics.csv go on without it"
     )
-    for steps, key in zip((10, 20), keys, strict=True):
-        result = protperf(*arguments, f"trainer.max_steps={steps}", cwd=tmp_path, **no_way_out, **key)
-        assert result.returncode == 0, result.stderr
-    run_dir = tmp_path / "runs" / "w"
-    run_id = (run_dir / "wandb_id").read_text()
-    offline = [path.name for path in (run_dir / "wandb").glob("offline-run-*")]
-    assert len(offline) == 2
-    assert all(name.endswith(f"-{run_id}") for name in offline)
-    assert list(read_metrics(run_dir / "metrics.csv")["train/loss"]) == [10, 20]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Take all that is free on a disk, by a file."""
+    path = disk / "filler"
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(512))
+    return path
+
+
+def test_reports_that_a_full_disk_refuses_wait_and_are_written_when_there_is_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    logger = MetricsFile(small_disk)
+    expected = {step: step + 0.5 for step in range(1, 1001)}
+    for step, value in expected.items():
+        if step == 400:
+            filler = fill(small_disk)
+        if step == 800:
+            assert max(read_metrics(logger.path)["loss"]) < 799
+            filler.unlink()
+        logger.log_metrics({"loss": value}, step=step)
+    logger.finalize("success")
+    assert read_metrics(logger.path) == {"loss": expected}
+    assert logger.path.read_text() == "step,metric,value\n" + "".join(
+        f"{step},loss,{value}\n" for step, value in expected.items()
+    )
+    assert len(caplog.messages) == 2
+    assert "metrics.csv: No space left on device; reports wait in memory" in caplog.messages[0]
+    assert "metrics.csv: written again, with the" in caplog.messages[1]
+
+
+def test_reports_that_can_never_be_written_are_counted(small_disk: Path, caplog: pytest.LogCaptureFixture):
+    fill(small_disk)
+    logger = MetricsFile(small_disk)
+    for step in range(5):
+        logger.log_metrics({"loss": 1.0, "accuracy": 0.5}, step=step)
+    logger.finalize("failed")
+    assert not logger.path.exists()
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1].endswith("metrics.csv: 5 reports could not be written")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ("api.wandb.ai", 443)),
+        ({"WANDB_BASE_URL": "http://wandb.lab:8080"}, ("wandb.lab", 8080)),
+        ({"https_proxy": "http://proxy.lab:3128"}, ("proxy.lab", 3128)),
+        ({"https_proxy": "proxy.lab:3128"}, ("proxy.lab", 3128)),
+        ({"https_proxy": "http://proxy.lab:3128", "no_proxy": "wandb.ai"}, ("api.wandb.ai", 443)),
+        ({"http_proxy": "http://proxy.lab:3128"}, ("api.wandb.ai", 443)),
+    ],
+)
+def test_where_only_a_proxy_leads_out_the_proxy_is_what_must_answer(
+    environment: dict[str, str], expected: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert first_stop() == expected

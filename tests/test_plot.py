@@ -23,9 +23,11 @@ WIDTH, HEIGHT = 1050, 675  # 7 x 4.5 inches at 150 dots
 def make_run(path: Path) -> Path:
     path.mkdir()
     for step in range(20, 420, 20):
-        append_metrics(path / "metrics.csv", step, {"train/perplexity": 14 + 200 / step, "train/loss": 2.0})
+        append_metrics(
+            path / "metrics.csv", [(step, {"train/perplexity": 14 + 200 / step, "train/loss": 2.0})]
+        )
     for step in (200, 400):
-        append_metrics(path / "metrics.csv", step, {"valid/perplexity": 16 + 200 / step})
+        append_metrics(path / "metrics.csv", [(step, {"valid/perplexity": 16 + 200 / step})])
     return path
 
 
@@ -157,7 +159,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path):
     scores, bad, empty = (tmp_path / "in" / name for name in ("scores.json", "bad.json", "metrics.csv"))
     scores.write_text('{"test": {}}')
     bad.write_text("no json")
-    append_metrics(empty, 1, {"train/loss": 2.0})
+    append_metrics(empty, [(1, {"train/loss": 2.0})])
     plain = make_embeddings(tmp_path / "in" / "plain.h5", organisms=False)
     few = make_embeddings(tmp_path / "in" / "few.h5", count=2)
     for argv, message in (

@@ -267,7 +267,9 @@ def test_after_a_damaged_last_checkpoint_the_one_before_is_taken(damage: str, tm
     assert record.losses == uninterrupted(40, *more)[1].losses[10:]
 
 
-def test_a_damaged_best_checkpoint_is_written_anew_and_keeps_nobody_from_going_on(tmp_path: Path, caplog: Any):
+def test_a_damaged_best_checkpoint_is_written_anew_and_keeps_nobody_from_going_on(
+    tmp_path: Path, caplog: Any
+):
     train_small(tmp_path, *options(25))
     best = tmp_path / "checkpoints" / "best.ckpt"
     best.write_bytes(best.read_bytes()[:5000])

@@ -48,6 +48,7 @@ class Checkpoints(Callback):
         monitor: the name of the result that is best when lowest.
         stop: whether the run is told to stop.
         diverged: makes the error to end with, of what is no longer finite and the step.
+        saved: told of each file that was written, on the first rank, and whether it is the best one.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Checkpoints(Callback):
         monitor: str,
         stop: StopRequest,
         diverged: Callable[..., ValueError],
+        saved: Callable[[Path, bool], None],
     ) -> None:
         self._folder = folder
         self._every = every
@@ -72,6 +74,7 @@ class Checkpoints(Callback):
         self._monitor = monitor
         self._stop = stop
         self._diverged = diverged
+        self._saved = saved
         self._best = math.inf
         self._validated = 0
         self._last_step = -1
@@ -203,6 +206,8 @@ class Checkpoints(Callback):
         written = cast(CommittedFiles, trainer.strategy.checkpoint_io)
         error = trainer.strategy.broadcast(written.error)
         if error is None:
+            if trainer.is_global_zero:
+                self._saved(path, path.name == BEST_NAME)
             return
         if error.errno not in MAY_PASS or trainer.global_step == trainer.max_steps:
             raise error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protperf.config.checks import check_choice
+from protperf.config.checks import check_choice, check_range
 
 
 @dataclass(frozen=True)
@@ -12,12 +12,22 @@ class LoggerConfig:
     """Where metrics go besides the run folder's metrics.csv."""
 
     kind: str = "none"
-    """none or wandb (offline unless an API key is there and the server answers)."""
+    """none, wandb (offline unless an API key is there and the server answers), tensorboard, or both."""
     project: str = "protperf"
     """W&B's project."""
     entity: str | None = None
     """W&B's team or user; null for the key's own."""
+    artifacts: str = "none"
+    """Checkpoints that W&B gets: none, best or all. It copies them to $WANDB_DATA_DIR until they are sent."""
+    finish_seconds: float = 20
+    """How long the end of a run waits for W&B to send the rest; `wandb sync` sends what is left."""
+    attention_images_every: int = 0
+    """Draw attention maps of a few proteins at every so many validations; 0 never does. Without a logger that takes
+    images they are files in the run's folder."""
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_choice(self, "kind", ("none", "wandb"))
+        check_choice(self, "kind", ("none", "wandb", "tensorboard", "both"))
+        check_choice(self, "artifacts", ("none", "best", "all"))
+        check_range(self, "finish_seconds", 1)
+        check_range(self, "attention_images_every", 0)

@@ -30,7 +30,7 @@ def commit_bytes(path: Path, data: bytes | memoryview) -> None:
     temporary = temporary_path(path)
     try:
         with open(temporary, "wb", buffering=0) as file:
-            _write_all(file.fileno(), data)
+            write_all(file.fileno(), data)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
@@ -86,7 +86,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of `data`; one `write` may take less, and never takes more than 2 GiB."""
     rest = memoryview(data)
     while rest:

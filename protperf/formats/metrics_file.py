@@ -10,22 +10,44 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 
 from protperf.formats import FormatError
+from protperf.formats.commit import write_all
 
 METRICS_NAME = "metrics.csv"
 HEADER = ("step", "metric", "value")
+Report = tuple[int, dict[str, float]]
+"""An optimizer step, and values by their metric's name."""
+
+_BLOCK = 4096
+"""Bytes that are read at once in search of the last line's end."""
 
 
-def append_metrics(path: Path, step: int, values: dict[str, float]) -> None:
-    """Append values at an optimizer step, creating the file with its header if need be."""
-    size = _remove_unfinished_line(path)
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+def append_metrics(path: Path, reports: Iterable[Report]) -> None:
+    """Append all reports or none, creating the file with its header if need be.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written; it is as it was.
+    """
+    with open(path, "ab+", buffering=0) as file:
+        size = _end_of_last_line(file)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
         if not size:
             writer.writerow(HEADER)
-        writer.writerows((step, name, repr(float(value))) for name, value in values.items())
+        for step, values in reports:
+            writer.writerows((step, name, repr(float(value))) for name, value in values.items())
+        file.truncate(size)
+        try:
+            write_all(file.fileno(), text.getvalue().encode())
+        except OSError:
+            file.truncate(size)
+            if not size:
+                path.unlink()
+            raise
 
 
 def read_metrics(path: Path) -> dict[str, dict[int, float]]:
@@ -52,12 +74,14 @@ def read_metrics(path: Path) -> dict[str, dict[int, float]]:
     return {name: dict(sorted(values.items())) for name, values in series.items()}
 
 
-def _remove_unfinished_line(path: Path) -> int:
-    """Cut off what stands after the last line's end; return the size that is left."""
-    if not path.exists():
-        return 0
-    content = path.read_bytes()
-    size = content.rfind(b"\n") + 1
-    if size < len(content):
-        os.truncate(path, size)
-    return size
+def _end_of_last_line(file: FileIO) -> int:
+    """Return the size without what a killed writer left behind the last line's end."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from protperf.checkpoint.stopping import StopRequest
 from protperf.formats.commit import lock_folder
+from protperf.loggers import close_loggers
 from protperf.train.failures import explain_failure
 from protperf.train.runs import build_run, describe_start, record_settings, test_best
 from protperf.train.settings import Settings, explain, read_settings
@@ -42,17 +43,18 @@ def train(config: DictConfig) -> None:
     with StopRequest() as stop:
         try:
             settings = _in_sweep(read_settings(config))
-            with _lock_run(settings.run_dir):
-                _run(settings, stop)
+            with _lock_run(settings.run_dir), ExitStack() as at_end:
+                _run(settings, stop, at_end)
         except (ValueError, OSError) as error:
             if os.environ.get("PROTPERF_DEBUG"):
                 raise
             raise SystemExit(_from_rank(f"protperf train: {error}")) from error
 
 
-def _run(settings: Settings, stop: StopRequest) -> None:
+def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
     """Build, train, test; print the run's folder."""
     run = build_run(settings, stop)
+    at_end.callback(close_loggers, run.trainer.loggers)
     parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
     is_first = run.trainer.is_global_zero
     if is_first:

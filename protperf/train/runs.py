@@ -9,8 +9,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 from omegaconf import OmegaConf
+from pytorch_lightning.loggers import Logger
 
-from protperf.callbacks import Divergence, EarlyStop, Progress, Redraw, Report, StepSeeds
+from protperf.callbacks import AttentionImages, Divergence, EarlyStop, Progress, Redraw, Report, StepSeeds
+from protperf.callbacks.images import NUM_PROTEINS, choose_proteins
 from protperf.checkpoint import BEST_NAME, check_resumable, describe, step_checkpoints, step_of
 from protperf.checkpoint.saving import Checkpoints
 from protperf.checkpoint.stopping import StopRequest
@@ -19,6 +21,7 @@ from protperf.data import WindowData
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
+from protperf.loggers import CheckpointSender, build_loggers
 from protperf.task import LanguageModelTask
 from protperf.train.settings import SECTIONS, Settings
 from protperf.train.trainers import build_trainer, resolve
@@ -73,8 +76,19 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
         compile_blocks=settings.trainer.compile,
     )
     stop = stop or StopRequest()
-    callbacks = build_callbacks(settings, task, data, description, stop)
-    return Run(settings, task, data, build_trainer(settings, callbacks), checkpoint)
+    loggers = build_loggers(
+        settings.logger, run_dir=settings.run_dir, name=settings.name, settings=_origin(settings, data)
+    )
+    callbacks = build_callbacks(settings, task, data, description, stop, loggers)
+    return Run(settings, task, data, build_trainer(settings, callbacks, loggers), checkpoint)
+
+
+def _origin(settings: Settings, data: WindowData) -> dict[str, Any]:
+    """Return what decides a run's results, for loggers: the configuration and the datasets' digests."""
+    values = {name: to_dict(getattr(settings, name)) for name in SECTIONS}
+    paths = (settings.data.path, *settings.data.more_paths)
+    digests = [shards.manifest.digest for shards in data.train_shards.sets]
+    return {**values, "dataset_digests": dict(zip(paths, digests, strict=True))}
 
 
 def _check_batch(settings: Settings) -> None:
@@ -93,6 +107,7 @@ def build_callbacks(
     data: WindowData,
     description: dict[str, Any],
     stop: StopRequest,
+    loggers: list[Logger],
 ) -> list[pl.Callback]:
     """Return the callbacks in their order: what changes state before what saves it."""
     trainer = settings.trainer
@@ -102,6 +117,7 @@ def build_callbacks(
         Redraw(task.model, every=trainer.redraw_every),
         StepSeeds(data.position.start, seed=trainer.seed),
         data.position,
+        *_build_images(settings, task, data),  # before the report, whose clock stands still until then
         divergence,
         Report(
             task.model,
@@ -123,12 +139,23 @@ def build_callbacks(
             monitor=monitor,
             stop=stop,
             diverged=divergence.error,
+            saved=CheckpointSender(loggers),
         ),
     ]
 
 
 def _last(folder: Path) -> Path | None:
     return max(step_checkpoints(folder), key=step_of, default=None)
+
+
+def _build_images(settings: Settings, task: LanguageModelTask, data: WindowData) -> list[AttentionImages]:
+    """Return the callback that draws attention maps of the first validation set's first proteins, if asked for."""
+    every = settings.logger.attention_images_every * settings.trainer.validate_every
+    if not every:
+        return []
+    shards = data.valid_shards[settings.data.valid_sets[0]]
+    proteins = choose_proteins(shards.read_many(range(min(NUM_PROTEINS, len(shards)))))
+    return [AttentionImages(task.model, proteins, every=every, folder=settings.run_dir / "images")]
 
 
 def _find_start(settings: Settings, description: dict[str, Any]) -> Path | None:

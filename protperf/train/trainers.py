@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from protperf.checkpoint.saving import CommittedFiles
-from protperf.config import TrainerConfig, to_dict
-from protperf.loggers import build_loggers
-from protperf.train.settings import SECTIONS, Settings
+from protperf.config import TrainerConfig
+from protperf.train.settings import Settings
 
 
 def resolve(config: TrainerConfig) -> TrainerConfig:
@@ -63,7 +63,7 @@ def _launched() -> tuple[int, int]:
     return 0, 0
 
 
-def build_trainer(settings: Settings, callbacks: list[pl.Callback]) -> pl.Trainer:
+def build_trainer(settings: Settings, callbacks: list[pl.Callback], loggers: list[Logger]) -> pl.Trainer:
     """Return a Lightning trainer that leaves position, checkpoints, signals and reports to our callbacks.
 
     One endless epoch (`max_epochs=-1` over a loader without length), so that no epoch boundary can lose a step.
@@ -71,6 +71,7 @@ def build_trainer(settings: Settings, callbacks: list[pl.Callback]) -> pl.Traine
     Args:
         settings: with what `resolve` returned in its trainer's place.
         callbacks: in their order.
+        loggers: of the run.
     """
     _quieten_lightning()
     config = settings.trainer
@@ -92,12 +93,7 @@ def build_trainer(settings: Settings, callbacks: list[pl.Callback]) -> pl.Traine
         inference_mode=False,  # sharded weights are gathered in place, which inference tensors do not allow
         use_distributed_sampler=False,
         callbacks=callbacks,
-        logger=build_loggers(
-            settings.logger,
-            run_dir=settings.run_dir,
-            name=settings.name,
-            settings={name: to_dict(getattr(settings, name)) for name in SECTIONS},
-        ),
+        logger=loggers,
         default_root_dir=settings.run_dir,
         enable_checkpointing=False,
         enable_progress_bar=False,
