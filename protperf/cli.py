@@ -15,7 +15,10 @@ COMMANDS = {
     "train": ("protperf.train", "train a masked or causal protein language model (Hydra)"),
     "evaluate": ("protperf.evaluate", "perplexity and accuracy beside the n-gram floors"),
     "embed": ("protperf.embed", "embeddings of proteins of any length"),
-    "bench": ("protperf.bench", "time, memory and error of attention; training steps; reading"),
+    "bench": (
+        "protperf.bench",
+        "time, memory and error of attention; training steps and loops; reading; scaling",
+    ),
     "plot": ("protperf.plot", "training curves; a map of embeddings"),
 }
 """Command -> module that runs it, and what it does. Modules are named, not imported: `--help` stays fast."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from protperf.bench import error, measure, report, work
+from protperf.bench import error, measure, report
 from protperf.bench.attention import draw_inputs, extra_bytes, too_much
 from protperf.bench.attention_tables import PASSES, Cell, crossover, find_crossovers
 from protperf.bench.contestants import PACKED, Setting, cut, documents_of, gather
@@ -19,13 +19,14 @@ from protperf.bench.model import X_LINE, Trainee, step_flops
 from protperf.bench.presets import draw_question, read_preset
 from protperf.bench.replaced import attention_replaced, average_values, return_values
 from protperf.model import ProteinModel
+from protperf.work import attention_work
 
 CPU = torch.device("cpu")
 MIB = 2**20
 TINY = ("model_dim=16", "num_heads=2", "feedforward_dim=24", "num_features=8")
 
 
-@pytest.mark.parametrize("module", [measure, report, work])
+@pytest.mark.parametrize("module", [measure, report])
 def test_examples_in_docstrings_are_true(module):
     found = doctest.testmod(module)
     assert found.attempted > 0
@@ -128,69 +129,6 @@ def test_inputs_outputs_and_gradients_are_not_extra(passes: str):
 # arithmetic
 
 
-def count(function, *inputs: torch.Tensor) -> tuple[int, int]:
-    """Return torch's own count of the products of matrices, forward and backward."""
-    with FlopCounterMode(display=False) as counter:
-        out = function(*inputs)
-    forward = counter.get_total_flops()
-    with FlopCounterMode(display=False) as counter:
-        out.sum().backward()
-    return forward, counter.get_total_flops()
-
-
-def features(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return (x @ weights.mT).exp()
-
-
-@pytest.mark.parametrize(("kind", "rows", "num_features"), [("favor", 6, 6), ("trig", 3, 6), ("elu", 99, 5)])
-def test_bidirectional_arithmetic_is_what_torch_counts(kind: str, rows: int, num_features: int):
-    length, head_dim = 7, 5
-    q, k, v = (torch.randn(length, head_dim, requires_grad=True) for _ in range(3))
-    weights = torch.randn(num_features, head_dim)
-
-    def attend(q, k, v):
-        if kind == "elu":
-            return q.exp() @ (k.exp().mT @ v)
-        return features(q, weights) @ (features(k, weights).mT @ v)
-
-    found = work.attention_work(kind, causal=False, documents=[3, 4], head_dim=head_dim, rows=rows)
-    assert (found.forward, found.backward) == count(attend, q, k, v)
-    mapped = 0 if kind == "elu" else 2
-    assert found.again == mapped * 2 * length * num_features * head_dim
-    if mapped:
-        assert sum(found) == 24 * length * num_features * head_dim
-
-
-def test_causal_arithmetic_is_what_torch_counts_inside_a_chunk():
-    """One chunk, row by row: features, the state's two products, and the triangle of pairs."""
-    length, head_dim, num_features = work.CHUNK, 4, 6
-    q, k, v = (torch.randn(length, head_dim, requires_grad=True) for _ in range(3))
-    state = torch.randn(num_features, head_dim, requires_grad=True)
-    weights = torch.randn(num_features, head_dim)
-
-    def attend(q, k, v):
-        phi_q, phi_k = features(q, weights), features(k, weights)
-        rows = [phi_q[i : i + 1] @ phi_k[: i + 1].mT @ v[: i + 1] for i in range(length)]
-        return torch.cat(rows) + phi_q @ state + (phi_k.mT @ v).sum()
-
-    found = work.attention_work(
-        "favor", causal=True, documents=[length], head_dim=head_dim, rows=num_features
-    )
-    assert (found.forward, found.backward) == count(attend, q, k, v)
-    triangle = length * (length + 1) // 2
-    assert found.again == (4 * length * num_features * head_dim) + 2 * num_features * triangle
-
-
-def test_exact_arithmetic_counts_the_pairs_of_each_document():
-    head_dim = 5
-    q, k, v = (torch.randn(7, head_dim, requires_grad=True) for _ in range(3))
-    whole = work.attention_work("softmax", causal=False, documents=[7], head_dim=head_dim, rows=0)
-    assert (whole.forward, whole.backward) == count(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, q, k, v)
-    assert whole.again == 2 * 7 * 7 * head_dim  # the weights, which a fused kernel does not keep
-    packed = work.attention_work("softmax", causal=True, documents=[3, 4], head_dim=head_dim, rows=0)
-    assert packed.forward == 4 * head_dim * (1 + 2 + 3 + 1 + 2 + 3 + 4)
-
-
 @pytest.mark.parametrize("feedforward", ["gelu", "swiglu"])
 def test_a_training_step_without_attention_does_what_torch_counts(feedforward: str):
     config = read_preset("tiny", [*TINY, f"feedforward={feedforward}"], num_layers=3)
@@ -200,7 +138,7 @@ def test_a_training_step_without_attention_does_what_torch_counts(feedforward: s
         trainee.step_without_attention()
     assert step_flops(config, question, kind=X_LINE) == counter.get_total_flops()
     head = {"causal": False, "documents": [40], "head_dim": 8}
-    one = work.attention_work("relu", rows=8, **head)
+    one = attention_work("relu", rows=8, **head)
     whole = step_flops(config, question, kind="relu")
     assert whole - counter.get_total_flops() == 2 * 2 * 3 * (one.forward + one.backward)
 

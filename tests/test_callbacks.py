@@ -140,7 +140,7 @@ def test_metrics_come_at_whole_intervals_and_after_the_last_step(
         f"train/{name}"
         for name in (
             *("grad_norm", "weight_norm", "learning_rate"),
-            *("tokens", "tokens_per_second", "peak_memory_gib"),
+            *("tokens", "tokens_per_second", "mfu", "peak_memory_gib"),
         )
     }
     norms = {f"attention/qk_norm_{layer:02d}" for layer in range(2)}

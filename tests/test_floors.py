@@ -13,7 +13,7 @@ FLOORS = (
     "conf vocab config",
     "formats",
     "attention batches metrics devices",
-    "model objectives optim",
+    "model objectives optim work",
     "data task callbacks checkpoint loggers figures",
     "train evaluate embed score generate convert bench maps plot",
     "cli",

@@ -32,7 +32,7 @@ from protperf.formats.metrics_file import read_metrics
 from protperf.optim import learning_rate_factor
 from protperf.train.runs import test_best as run_test
 
-MEASURED = ("train/tokens_per_second", "train/peak_memory_gib")
+MEASURED = ("train/tokens_per_second", "train/mfu", "train/peak_memory_gib")
 """Metrics that a clock or the machine decides."""
 
 NUM_WINDOWS = 45

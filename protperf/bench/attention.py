@@ -19,8 +19,8 @@ from protperf.bench import measure
 from protperf.bench.attention_tables import PASSES, Cell, lay_out
 from protperf.bench.contestants import Attention, Contestant, Setting, cut, gather, performer_pytorch
 from protperf.bench.report import Report, say
-from protperf.bench.work import attention_work, rows_for
 from protperf.formats.sizes import in_units
+from protperf.work import attention_work, rows_for
 
 
 @dataclass(frozen=True)

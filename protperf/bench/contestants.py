@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protperf.attention import ATTENTIONS, attend, draw_projection
-from protperf.bench.work import rows_for
+from protperf.work import rows_for
 
 EXACT = "SDPA"
 X_LINE = "X line"

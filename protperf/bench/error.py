@@ -21,10 +21,10 @@ from protperf.bench import measure
 from protperf.bench.figures import draw_lines
 from protperf.bench.replaced import Substitute, attention_replaced, average_values
 from protperf.bench.report import Report, format_table, say
-from protperf.bench.work import rows_for
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
 from protperf.vocab import VOCABULARY
+from protperf.work import rows_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,12 +20,11 @@ from protperf.bench.figures import draw_bars
 from protperf.bench.presets import Question, draw_question, read_preset, read_question
 from protperf.bench.replaced import attention_replaced, return_values
 from protperf.bench.report import Report, digits, format_table, say
-from protperf.bench.work import attention_work, head_work, layers_work
 from protperf.config import ModelConfig, OptimConfig
 from protperf.model import ProteinModel
 from protperf.objectives import NOT_ASKED, token_sums
 from protperf.optim import build_optimizer
-from protperf.vocab import VOCABULARY
+from protperf.work import training_work, weights_work
 
 EXACT = "softmax"
 
@@ -189,30 +188,17 @@ def step_flops(config: ModelConfig, question: Question, *, kind: str) -> int:
         question: lengths.
         kind: of attention; `X_LINE` has no arithmetic.
     """
-    inputs, targets = question.batch
-    layers = layers_work(
-        num_layers=config.num_layers,
-        model_dim=config.model_dim,
-        feedforward_dim=config.feedforward_dim,
-        gated=config.feedforward == "swiglu",
-        num_tokens=inputs.numel(),
-    )
-    num_asked = int((targets != NOT_ASKED).sum())
-    head = head_work(model_dim=config.model_dim, vocabulary=len(VOCABULARY), num_asked=num_asked)
-    total = layers.forward + layers.backward + head.forward + head.backward
+    num_asked = int((question.batch.targets != NOT_ASKED).sum())
     if kind == X_LINE:
-        return total
-    head_dim = config.model_dim // config.num_heads
-    for lengths in question.document_lengths():
-        one = attention_work(
-            kind,
+        work = weights_work(config, num_tokens=question.batch.inputs.numel(), num_asked=num_asked)
+    else:
+        work = training_work(
+            replace(config, attention=kind),
             causal=False,
-            documents=lengths,
-            head_dim=head_dim,
-            rows=config.num_features,
+            documents=question.document_lengths(),
+            num_asked=num_asked,
         )
-        total += config.num_layers * config.num_heads * (one.forward + one.backward)
-    return total
+    return work.forward + work.backward
 
 
 def lay_out(

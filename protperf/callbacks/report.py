@@ -14,12 +14,15 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch.optim import Optimizer
 
-from protperf.batches import Batch
+from protperf.batches import Batch, documents_of
 from protperf.callbacks.steps import measured
+from protperf.devices import peak_flops
 from protperf.formats.sizes import peak_memory_bytes
 from protperf.metrics import TokenMetrics
 from protperf.model import ProteinModel, QueryKeySums
+from protperf.objectives import NOT_ASKED
 from protperf.optim import total_norm
+from protperf.work import training_work
 
 log = logging.getLogger("protperf")
 
@@ -33,6 +36,7 @@ class Report(Callback):
         results: what the latest validation and test gave, by name.
         every: optimizer steps in an interval.
         position: returns the number of windows that all ranks have trained on.
+        precision: in which the model computes, for the share of the device's peak rate.
         diverged: makes the error to end with, of what is no longer finite and the step.
     """
 
@@ -44,6 +48,7 @@ class Report(Callback):
         *,
         every: int,
         position: Callable[[], int],
+        precision: str,
         diverged: Callable[..., ValueError],
     ) -> None:
         self._model = model
@@ -51,6 +56,8 @@ class Report(Callback):
         self._results = results
         self._every = every
         self._position = position
+        self._precision = precision
+        self._peak_flops = math.nan
         self._diverged = diverged
         self._resumed: dict[str, float] = {}
         self._gradient_norm = math.nan
@@ -67,6 +74,8 @@ class Report(Callback):
             nll = torch.tensor(self._resumed["nll"], dtype=torch.float64)
             asked, correct = (torch.tensor(self._resumed[name]) for name in ("asked", "correct"))
             self._train_metrics.update(nll, asked, correct)
+        if trainer.is_global_zero:
+            self._peak_flops = peak_flops(pl_module.device, self._precision)
         self._last_step = trainer.global_step
         self._since = time.perf_counter()
 
@@ -89,13 +98,16 @@ class Report(Callback):
             raise self._diverged(what=f"the loss is {values['train/loss']}", step=step)
         if step % self._every == 0:  # a run that goes on after its last step has the interval whole
             self._train_metrics.reset()
-        values |= products_by_layer(measured(trainer, self._model, batch))
+        values |= products_by_layer(measured(trainer, self._model, batch.inputs[:1]))
+        speed = self._tokens / self._seconds
+        mfu = speed / trainer.world_size * flops_per_token(self._model, batch) / self._peak_flops
         values |= {
             "train/grad_norm": self._gradient_norm,
             "train/weight_norm": total_norm(pl_module.parameters()),
             "train/learning_rate": self._learning_rate,
             "train/tokens": self._position() * batch.inputs.shape[1],
-            "train/tokens_per_second": self._tokens / self._seconds,
+            "train/tokens_per_second": speed,
+            "train/mfu": mfu,
             "train/peak_memory_gib": peak_memory_gib(pl_module.device),
         }
         send(trainer, values)
@@ -191,6 +203,20 @@ def evaluation_lines(results: Mapping[str, float]) -> list[str]:
         f"accuracy {results[f'{name}/accuracy']:.2%}"
         for name in sets
     ]
+
+
+def flops_per_token(model: ProteinModel, batch: Batch) -> float:
+    """Return the floating-point operations of a step for each token of a batch, forward and backward.
+
+    What activation checkpointing computes again is not counted. Lengths of proteins change exact attention alone.
+    """
+    documents = [[batch.inputs.shape[1]]] * len(batch.inputs)
+    if model.config.attention == "softmax":
+        numbers = documents_of(batch.inputs).cpu()
+        documents = [row.unique_consecutive(return_counts=True)[1].tolist() for row in numbers]
+    num_asked = int((batch.targets != NOT_ASKED).sum())
+    work = training_work(model.config, causal=model.causal, documents=documents, num_asked=num_asked)
+    return (work.forward + work.backward) / batch.inputs.numel()
 
 
 def short_count(number: float) -> str:

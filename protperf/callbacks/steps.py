@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
+from torch import Tensor
 
 from protperf.batches import Batch, documents_of
 from protperf.metrics import sum_over_ranks
@@ -61,12 +62,18 @@ class Redraw(Callback):
         if self._model.config.attention == "oprf" and (
             is_new or (self._is_first and trainer.global_step == 0)
         ):
-            self._model.set_pair_squares(measured(trainer, self._model, batch).pair_squares())
+            self._model.set_pair_squares(measured(trainer, self._model, batch.inputs).pair_squares())
         self._redraw, self._is_first = redraw, False
 
 
-def measured(trainer: pl.Trainer, model: ProteinModel, batch: Batch) -> QueryKeySums:
-    """Measure queries and keys on the batches of all ranks; proteins in one window do not see each other here."""
+def measured(trainer: pl.Trainer, model: ProteinModel, tokens: Tensor) -> QueryKeySums:
+    """Measure queries and keys on windows of all ranks; proteins in one window do not see each other here.
+
+    Args:
+        trainer: in training.
+        model: its model.
+        tokens: this rank's windows, `(B, L)`.
+    """
     with trainer.precision_plugin.forward_context():
-        sums = model.query_key_sums(batch.inputs, documents_of(batch.inputs))
+        sums = model.query_key_sums(tokens, documents_of(tokens))
     return QueryKeySums(*map(sum_over_ranks, sums))

@@ -125,6 +125,7 @@ def build_callbacks(
             task.results,
             every=trainer.log_every,
             position=data.position.start,
+            precision=trainer.precision,
             diverged=divergence.error,
         ),
         Progress(),

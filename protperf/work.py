@@ -26,11 +26,14 @@ Axis letters: `L` length in tokens, `D` model width, `H` heads, `K` head width, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from protperf.attention.features import FEATURE_MAPS, UNPROJECTED
+from protperf.config import ModelConfig
+from protperf.vocab import VOCABULARY
 
 CHUNK = 64
 """C of the causal count, whatever an implementation takes."""
@@ -53,7 +56,12 @@ class Work(NamedTuple):
         """Return the work of so many."""
         return Work(*(count * part for part in self))
 
+    def plus(self, other: Work) -> Work:
+        """Return the work of both."""
+        return Work(*(one + two for one, two in zip(self, other, strict=True)))
 
+
+@cache
 def features_of(kind: str, rows: int, head_dim: int) -> int:
     """Return F of a feature map with M rows."""
     return FEATURE_MAPS[kind](torch.zeros(rows, head_dim), head_dim=head_dim).weights.shape[-2]
@@ -106,3 +114,60 @@ def head_work(*, model_dim: int, vocabulary: int, num_asked: int) -> Work:
     """Return the work of the scores of all V tokens at the asked positions."""
     forward = 2 * num_asked * model_dim * vocabulary
     return Work(forward, 2 * forward, 0)
+
+
+def training_work(
+    config: ModelConfig, *, causal: bool, documents: Sequence[Sequence[int]], num_asked: int
+) -> Work:
+    """Return the work of one forward and backward pass of a whole model: weights, attention and the asked scores.
+
+    A model's FLOP utilisation counts `forward + backward`; `again` is what is computed a second time, with
+    `activation_checkpointing` every block's forward pass but its last product, which no gradient needs.
+
+    8 tokens times 2 x 28 of the weights, and 4 x 2 for each of 16 + 4 + 4 pairs:
+
+    >>> shape = ModelConfig("softmax", num_layers=1, num_heads=1, model_dim=2, feedforward_dim=3)
+    >>> training_work(shape, causal=False, documents=[[4], [2, 2]], num_asked=0).forward
+    640
+
+    Args:
+        config: shape of the model.
+        causal: the direction.
+        documents: of each window, the tokens of each document; linear attention depends on their sum alone.
+        num_asked: tokens that are asked, in all windows together.
+    """
+    return weights_work(config, num_tokens=sum(map(sum, documents)), num_asked=num_asked).plus(
+        _attentions_work(config, causal=causal, documents=documents)
+    )
+
+
+def weights_work(config: ModelConfig, *, num_tokens: int, num_asked: int) -> Work:
+    """Return the work of a whole model without that of attention between q, k, v and its output: of weights alone."""
+    layers = layers_work(
+        num_layers=config.num_layers,
+        model_dim=config.model_dim,
+        feedforward_dim=config.feedforward_dim,
+        gated=config.feedforward == "swiglu",
+        num_tokens=num_tokens,
+    )
+    if config.activation_checkpointing:
+        last = 2 * config.num_layers * num_tokens * config.model_dim * config.feedforward_dim
+        layers = layers._replace(again=layers.forward - last)
+    return layers.plus(head_work(model_dim=config.model_dim, vocabulary=len(VOCABULARY), num_asked=num_asked))
+
+
+def _attentions_work(config: ModelConfig, *, causal: bool, documents: Sequence[Sequence[int]]) -> Work:
+    """Return the work of all heads of all layers over all windows."""
+    work = Work(0, 0, 0)
+    for lengths in documents:
+        head = attention_work(
+            config.attention,
+            causal=causal,
+            documents=lengths,
+            head_dim=config.model_dim // config.num_heads,
+            rows=config.num_features,
+        )
+        work = work.plus(head.times(config.num_layers * config.num_heads))
+    if config.activation_checkpointing:
+        work = work._replace(again=work.again + work.forward)
+    return work
