@@ -20,7 +20,7 @@ from protperf.batches import Batch
 from protperf.config import ModelConfig, ObjectiveConfig, OptimConfig
 from protperf.metrics import TokenMetrics, length_bins, sum_over_ranks
 from protperf.model import ProteinModel
-from protperf.objectives import TokenSums, answer, answer_by_length
+from protperf.objectives import NOT_ASKED, TokenSums, answer, answer_by_length
 from protperf.optim import build_optimizer, learning_rate_factor, number_by_model
 
 
@@ -36,6 +36,7 @@ class LanguageModelTask(pl.LightningModule):
         valid_sets: names of the validation sets, in the order of their loaders.
         test_sets: names of the test sets, in the order of their loaders.
         compile_blocks: whether torch.compile takes the blocks.
+        windows_at_once: windows that a rank computes at once in training; 0: its whole share of a batch.
 
     Attributes:
         results: what the latest validation and test gave, by `SET/METRIC`.
@@ -52,12 +53,14 @@ class LanguageModelTask(pl.LightningModule):
         valid_sets: tuple[str, ...],
         test_sets: tuple[str, ...] = (),
         compile_blocks: bool = False,
+        windows_at_once: int = 0,
     ) -> None:
         super().__init__()
         self.objective = objective
         self.optim = optim
         self.attend_across_documents = attend_across_documents
         self.compile_blocks = compile_blocks
+        self.windows_at_once = windows_at_once
         self.model = ProteinModel(model_config, causal=objective.kind == "causal")
         self.train_metrics = TokenMetrics()
         self.valid_sets = valid_sets
@@ -91,11 +94,28 @@ class LanguageModelTask(pl.LightningModule):
         """Return the mean loss over the asked tokens of all ranks, as this rank's share of it.
 
         Ranks ask different numbers of tokens; averaging gradients over ranks turns the shares into the gradient of
-        the mean over tokens, the same as one rank with the whole batch. Accumulated batches each count the same.
+        the mean over tokens, the same as one rank with the whole batch. Where a rank works through its windows in pieces,
+        the gradients of all but the last are made here, and the last one's share is returned.
         """
-        sums = self.answer(batch, label_smoothing=self.objective.label_smoothing)
+        self.trainer.optimizers[0].zero_grad()
+        asked = sum_over_ranks((batch.targets != NOT_ASKED).sum()).clamp_min(1)
+        size = self.windows_at_once or len(batch.inputs)
+        *pieces, last = (Batch(*parts) for parts in zip(*(part.split(size) for part in batch), strict=True))
+        for piece in pieces:
+            loss = self._share_of_loss(piece, asked)
+            with torch.autocast(
+                self.device.type, enabled=False
+            ):  # a backward pass has the types of its forward pass
+                self.trainer.strategy.backward(loss, None)
+        return self._share_of_loss(last, asked)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Do nothing: Lightning calls this between the forward and the backward pass of the last piece."""
+
+    def _share_of_loss(self, piece: Batch, asked: Tensor) -> Tensor:
+        sums = self.answer(piece, label_smoothing=self.objective.label_smoothing)
         self.train_metrics.update(*sums)
-        return sums.nll * self.trainer.world_size / sum_over_ranks(sums.asked).clamp_min(1)
+        return sums.nll * self.trainer.world_size / asked
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the metrics of its validation set."""

@@ -84,7 +84,7 @@ def test_no_redraw_in_validation_and_none_before_its_step(tmp_path: Path):
         "trainer.max_steps=8",
         "trainer.redraw_every=3",
         "trainer.validate_every=1",
-        "trainer.accumulate_batches=2",
+        "trainer.windows_at_once=2",
         "data.valid_windows=1",
     )
     run = build_run(settings)
@@ -92,7 +92,7 @@ def test_no_redraw_in_validation_and_none_before_its_step(tmp_path: Path):
     run.trainer.callbacks.append(watch)
     run.trainer.fit(run.task, run.data)
     trained = [redraws for kind, _, redraws in watch.seen if kind == "train"]
-    assert trained == [0] * 6 + [1] * 6 + [2] * 4  # two batches a step, three steps a projection
+    assert trained == [0] * 3 + [1] * 3 + [2] * 2
     for before, after in zip(watch.seen, watch.seen[1:], strict=False):
         if after[0] == "valid":
             assert after[1:] == before[1:]  # validated with what the step was made with

@@ -221,9 +221,7 @@ def test_the_projection_stays_float32_bit_for_bit(to_type: torch.dtype):
 
 def test_a_description_holds_what_rebuilds_the_model():
     config, objective = ModelConfig(num_layers=3), ObjectiveConfig(kind="causal")
-    about = describe(
-        config, objective, attend_across_documents=True, accumulate_batches=1, dataset_digest="d"
-    )
+    about = describe(config, objective, attend_across_documents=True, dataset_digest="d")
     assert plain(about)
     assert ModelConfig(**about["model"]) == config
     assert ObjectiveConfig(**about["objective"]) == objective

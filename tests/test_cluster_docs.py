@@ -27,9 +27,9 @@ def rows_of(header: str) -> Iterator[list[str]]:
 
 def test_the_settings_of_each_number_of_gpus_can_be_trained_with():
     products = []
-    for gpus, nodes, batch, accumulated, windows, tokens, strategy in rows_of("| GPUs | nodes x GPUs |"):
+    for gpus, nodes, batch, windows, at_once, tokens, strategy in rows_of("| GPUs | nodes x GPUs |"):
         num_nodes, devices = nodes.split(" x ")
-        overrides = [f"data.batch_size={batch}", f"trainer.accumulate_batches={accumulated}"]
+        overrides = [f"data.batch_size={batch}", f"trainer.windows_at_once={at_once}"]
         overrides += [
             f"trainer.devices={devices}",
             f"trainer.num_nodes={num_nodes}",
@@ -40,8 +40,8 @@ def test_the_settings_of_each_number_of_gpus_can_be_trained_with():
         settings = read_settings(config)
         ranks = settings.trainer.devices * settings.trainer.num_nodes
         assert ranks == int(gpus)
-        assert settings.data.batch_size == ranks * int(windows)
-        product = settings.data.batch_size * settings.trainer.accumulate_batches
+        product = settings.data.batch_size
+        assert product == ranks * int(windows)
         assert f"{product * WINDOW / 1e6:.2f}" == tokens
         if ranks > 1:
             assert (int(windows), product) == share_out(ranks, at_once=8, at_most=512)

@@ -284,7 +284,7 @@ WRONG = [
     (TrainerConfig, "strategy", "fsdp2", "auto, ddp, fsdp"),
     (TrainerConfig, "precision", "fp16", "32-true, bf16-mixed, 16-mixed"),
     (TrainerConfig, "max_steps", 0, "at least 1"),
-    (TrainerConfig, "accumulate_batches", 0, "at least 1"),
+    (TrainerConfig, "windows_at_once", -1, "at least 0"),
     (TrainerConfig, "keep_checkpoints", 0, "at least 1"),
     (TrainerConfig, "gradient_clip", -1.0, "at least 0"),
     (TrainerConfig, "seed", -1, "0 to 4294967295"),

@@ -44,9 +44,7 @@ def make_checkpoint(path: Path, *, attention: str = "favor", kind: str = "masked
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(std=0.4, generator=generator)
-    about = describe(
-        config, objective, attend_across_documents=False, accumulate_batches=1, dataset_digest=""
-    )
+    about = describe(config, objective, attend_across_documents=False, dataset_digest="")
     state = {f"model.{name}": value for name, value in model.state_dict().items()}
     torch.save({"protperf": about, "state_dict": state, "global_step": 7}, path)
     return path

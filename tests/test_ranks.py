@@ -19,7 +19,7 @@ EXACT = ("model.dropout=0", "trainer.log_every=1", "trainer.validate_every=4", "
 STEPS = 12
 CASES = {
     "masked": ("data.valid_windows=5",),
-    "causal": ("objective=causal", "trainer.accumulate_batches=2", "model.attention=favor"),
+    "causal": ("objective=causal", "trainer.windows_at_once=1", "model.attention=favor"),
     "oprf": ("model.attention=oprf", "model.qk_norm=true", "model.activation_checkpointing=true"),
     "bf16": ("trainer.precision=bf16-mixed", "trainer.deterministic=true"),
 }
@@ -146,7 +146,7 @@ def test_the_optimizer_state_on_disk_is_the_same_whatever_strategy_wrote_it(stra
 
 
 def test_the_command_line_starts_its_ranks_and_makes_one_folder_one_config_and_one_log(tmp_path: Path):
-    options = ("trainer=ddp", "trainer.devices=2", *steps(STEPS), "trainer.accumulate_batches=2")
+    options = ("trainer=ddp", "trainer.devices=2", *steps(STEPS), "trainer.windows_at_once=1")
     result = protperf("train", f"data.path={small_dataset()}", "name=two", *SMALL, *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["runs/two"]

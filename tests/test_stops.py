@@ -19,7 +19,7 @@ from protperf.train.runs import test_best as run_test
 
 OPTIONS = (
     *("trainer.validate_every=6", "trainer.checkpoint_every=4", "trainer.log_every=1"),
-    *("trainer.accumulate_batches=2", "trainer.redraw_every=5", "trainer.max_steps=14", "data.batch_size=2"),
+    *("trainer.windows_at_once=3", "trainer.redraw_every=5", "trainer.max_steps=14", "data.batch_size=4"),
     "data.valid_sets=[valid,test]",
 )
 """Step 12 is validated and saved, 6 only validated, 4 and 8 only saved; 14 is the last."""
@@ -101,7 +101,7 @@ def assert_goes_on(run_dir: Path, first: Recorder, whole: tuple[Path, Recorder])
 @pytest.mark.parametrize(
     ("hook", "step", "saved"),
     [
-        ("train batch", 2, 3),  # within the accumulation window of step 3
+        ("train batch", 2, 3),
         ("optimizer", 5, 6),  # step 6 is to be validated: the next start owes that
         ("validation", 6, 6),
         ("validation batch 1", 6, 6),  # in the second set
@@ -148,7 +148,7 @@ def test_the_last_validation_is_finished_whatever_is_asked(
 def test_each_signal_has_its_exit_status(number: int, status: int, tmp_path: Path):
     found, record = start(tmp_path, Stopper("train batch", step=1, number=number))
     assert found == status
-    assert len(record.losses) == 2 * 2
+    assert len(record.losses) == 2
 
 
 def test_handlers_are_given_back():

@@ -62,7 +62,6 @@ class Report(Callback):
         self._resumed: dict[str, float] = {}
         self._gradient_norm = math.nan
         self._learning_rate = math.nan
-        self._last_step = 0
         self._steps = 0
         self._tokens = 0
         self._seconds = 0.0
@@ -76,7 +75,6 @@ class Report(Callback):
             self._train_metrics.update(nll, asked, correct)
         if trainer.is_global_zero:
             self._peak_flops = peak_flops(pl_module.device, self._precision)
-        self._last_step = trainer.global_step
         self._since = time.perf_counter()
 
     def on_train_batch_end(
@@ -85,10 +83,7 @@ class Report(Callback):
         """Report if an interval is full, and after the last step, which is validated too."""
         self._tokens += batch.inputs.numel() * trainer.world_size
         step = trainer.global_step
-        if step == self._last_step:
-            return
-        self._steps += step - self._last_step
-        self._last_step = step
+        self._steps += 1
         if not self._is_due(trainer, step):
             return
         trainer.should_stop |= step == trainer.max_steps  # Lightning then validates before it stops

@@ -54,7 +54,7 @@ class Redraw(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Redraw if an interval is full: never inside an accumulation window, where the step stands still."""
+        """Redraw if an interval is full."""
         redraw = trainer.global_step // self._every if self._every else self._redraw
         is_new = redraw != self._redraw and redraw != self._model.redraws.item()  # type: ignore[operator]
         if is_new:

@@ -63,7 +63,6 @@ def describe(
     objective: ObjectiveConfig,
     *,
     attend_across_documents: bool,
-    accumulate_batches: int,
     dataset_digest: str,
 ) -> dict[str, Any]:
     """Return what a checkpoint says of its model besides the weights: plain values only."""
@@ -73,7 +72,6 @@ def describe(
         "model": to_dict(config),
         "objective": to_dict(objective),
         "attend_across_documents": attend_across_documents,
-        "accumulate_batches": accumulate_batches,
         "dataset_digest": dataset_digest,
         "vocabulary": list(VOCABULARY.tokens),
         "fingerprint": VOCABULARY.fingerprint,
@@ -220,7 +218,6 @@ def _fixed_keys(about: dict[str, Any]) -> dict[str, Any]:
     keys = {f"model.{key}": value for key, value in model.items() if key not in _MAY_CHANGE}
     keys |= {f"objective.{key}": value for key, value in objective.items()}
     keys["data.attend_across_documents"] = about["attend_across_documents"]
-    keys["trainer.accumulate_batches"] = about.get("accumulate_batches")
     return keys
 
 

@@ -77,15 +77,11 @@ class Checkpoints(Callback):
         self._saved = saved
         self._best = math.inf
         self._validated = 0
-        self._last_step = -1
         self._loops: dict[str, Any] | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the step begun from as saved, and validate it if a stop came before its validation.
-
-        Inside an accumulation window there is nothing whole to save.
-        """
-        self._last_step = step = trainer.global_step
+        """Validate the step begun from, if a stop came before its validation."""
+        step = trainer.global_step
         first = trainer.strategy.broadcast(step)
         if not trainer.strategy.reduce_boolean_decision(step == first):
             raise ValueError(
@@ -104,9 +100,6 @@ class Checkpoints(Callback):
     ) -> None:
         """Save after a full interval and after the last step."""
         step = trainer.global_step
-        if step == self._last_step:
-            return
-        self._last_step = step
         stop = self._stop.agreed() and step != trainer.max_steps
         if self._is_validated_at(trainer, step):
             self._loops = copy.deepcopy(trainer.fit_loop.state_dict())

@@ -28,8 +28,9 @@ class TrainerConfig:
     """Whether torch.compile takes the model's blocks: slower to start, faster steps."""
     deterministic: bool = False
     """Whether torch refuses operations that give other bits each time; on a CPU a run is repeatable without it."""
-    accumulate_batches: int = 1
-    """Batches whose gradients make one optimizer step."""
+    windows_at_once: int = 0
+    """Windows that a rank computes at once: its share of a batch goes through in such pieces, whose gradients add up to that
+    of the whole share, so memory is saved and nothing else changes; 0: the whole share."""
     gradient_clip: float = 0.5
     """Largest norm of the gradient; 0 does not clip."""
     redraw_every: int = 1000
@@ -52,9 +53,16 @@ class TrainerConfig:
         check_choice(self, "accelerator", ("auto", "cpu", "gpu", "mps"))
         check_choice(self, "strategy", ("auto", "ddp", "fsdp"))
         check_choice(self, "precision", ("auto", "32-true", "bf16-mixed", "16-mixed"))
-        positive = ("max_steps", "accumulate_batches", "validate_every")
+        positive = ("max_steps", "validate_every")
         for field in (*positive, "checkpoint_every", "keep_checkpoints", "log_every"):
             check_range(self, field, 1)
-        for field in ("devices", "num_nodes", "gradient_clip", "redraw_every", "early_stop_after"):
+        for field in (
+            "devices",
+            "num_nodes",
+            "windows_at_once",
+            "gradient_clip",
+            "redraw_every",
+            "early_stop_after",
+        ):
             check_range(self, field, 0)
         check_range(self, "seed", 0, 2**32 - 1)

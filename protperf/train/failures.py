@@ -43,10 +43,11 @@ def explain_failure(error: BaseException, settings: Settings) -> tuple[str, int]
 
 def _out_of_memory(settings: Settings) -> str:
     ranks = settings.trainer.devices * settings.trainer.num_nodes
-    knobs = [
-        f"lower data.batch_size (it is {settings.data.batch_size}, {settings.data.batch_size // ranks} a rank)",
-        f"raise trainer.accumulate_batches by as much (it is {settings.trainer.accumulate_batches})",
-    ]
+    share = settings.data.batch_size // ranks
+    at_once = min(settings.trainer.windows_at_once or share, share)
+    knobs = []
+    if at_once > 1:
+        knobs.append(f"trainer.windows_at_once={at_once // 2} (it is {at_once}; nothing else changes)")
     if not settings.model.activation_checkpointing:
         knobs.append("model.activation_checkpointing=true")
     if settings.trainer.precision == "32-true" and settings.trainer.accelerator == "gpu":

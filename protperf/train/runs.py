@@ -61,7 +61,6 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
         settings.model,
         settings.objective,
         attend_across_documents=settings.data.attend_across_documents,
-        accumulate_batches=settings.trainer.accumulate_batches,
         dataset_digest=data.digest,
     )
     checkpoint = _find_start(settings, description)
@@ -74,6 +73,7 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
         valid_sets=settings.data.valid_sets,
         test_sets=tuple(data.test_shards),
         compile_blocks=settings.trainer.compile,
+        windows_at_once=settings.trainer.windows_at_once,
     )
     stop = stop or StopRequest()
     loggers = build_loggers(

@@ -85,9 +85,8 @@ def build_trainer(settings: Settings, callbacks: list[pl.Callback], loggers: lis
         deterministic=config.deterministic,
         max_epochs=-1,
         max_steps=config.max_steps,
-        accumulate_grad_batches=config.accumulate_batches,
         gradient_clip_val=config.gradient_clip or None,
-        val_check_interval=config.validate_every * config.accumulate_batches,
+        val_check_interval=config.validate_every,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         inference_mode=False,  # sharded weights are gathered in place, which inference tensors do not allow
