@@ -1,32 +1,32 @@
-"""A real SLURM of one node, in a folder of its own, for the tests; needs slurmctld, slurmd, munged and root."""
+"""A real SLURM on this machine, in a folder of its own, for the tests; needs slurmctld, slurmd, munged and root."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scancel")
+from programs import absent, path_of, skip
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scancel", "scontrol")
 
 CONFIG = """
 ClusterName=tests
 SlurmctldHost={host}
 SlurmctldPort={controller_port}
-SlurmdPort={node_port}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 MpiDefault=none
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -34,10 +34,18 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=2
-NodeName={host} CPUs=4 RealMemory=4096 State=UNKNOWN
-PartitionName=tests Nodes={host} Default=YES MaxTime=60 State=UP
+{scheduling}
+KillWait={kill_wait}
+{nodes}
+PartitionName=tests Nodes=ALL Default=YES MaxTime=60 State=UP
 """
+
+SOON = "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0"
+"""Jobs start as they come, not every few seconds."""
+
+NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} CPUs=4 RealMemory=4096 State=UNKNOWN"
+)
 
 
 class NotReadyError(Exception):
@@ -48,51 +56,86 @@ def missing() -> str:
     """Return why there can be no SLURM here; empty if there can."""
     if os.geteuid():
         return "needs root"
-    path = os.pathsep.join((os.environ["PATH"], "/usr/sbin"))
-    absent = [name for name in PROGRAMS if not shutil.which(name, path=path)]
-    return f"no {' '.join(absent)}: apt-get install slurm-wlm munge" if absent else ""
+    names = absent(*PROGRAMS)
+    return f"no {' '.join(names)}: apt-get install slurm-wlm munge" if names else ""
 
 
 @contextlib.contextmanager
-def one_node(folder: Path) -> Iterator[dict[str, str]]:
-    """Start a SLURM; yield the environment variables that lead to it; end it and all it started."""
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
-    config = folder / "slurm.conf"
-    ports = free_ports(2)
-    config.write_text(
-        CONFIG.format(
-            host=socket.gethostname().split(".")[0],
-            folder=folder,
-            controller_port=ports[0],
-            node_port=ports[1],
-        )
-    )
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
-    (folder / "munge.key").write_bytes(os.urandom(128))
-    (folder / "munge.key").chmod(0o400)
+def start_or_skip(folder: Path, **more: int) -> Iterator[dict[str, str]]:
+    """`start`; where there can be no SLURM the test that asks for it is skipped with the reason."""
+    if missing():
+        skip(f"no SLURM can be started here: {missing()}")
+    with contextlib.ExitStack() as stack:
+        try:
+            environment = stack.enter_context(start(folder, **more))
+        except NotReadyError as error:
+            skip(str(error))
+        yield environment
+
+
+@contextlib.contextmanager
+def start(folder: Path, *, nodes: int = 1, kill_wait: int = 2) -> Iterator[dict[str, str]]:
+    """Start a SLURM; yield the environment variables that lead to it; end it and all it started.
+
+    Args:
+        folder: where all its files go.
+        nodes: one is called as this machine; several are n1, n2, ..., names that nobody resolves.
+        kill_wait: seconds between SIGTERM and SIGKILL.
+    """
+    host = socket.gethostname().split(".")[0]
+    names = [host] if nodes == 1 else [f"n{number}" for number in range(1, nodes + 1)]
+    config = write_config(folder, host, names, kill_wait)
     environment = {"SLURM_CONF": str(config)}
     files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
-    commands = [
-        ["/usr/sbin/munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files],
-        ["/usr/sbin/slurmctld", "-D", "-i", "-f", str(config)],
-        ["/usr/sbin/slurmd", "-D", "-f", str(config)],
-    ]
     with contextlib.ExitStack() as stack:
-        for command in commands:
-            stack.enter_context(daemon(command, folder, environment))
-            if "munged" in command[0]:
-                wait_for(lambda: (folder / "munge.socket").exists(), folder)
-        wait_for(lambda: b"idle" in ask(["sinfo", "--noheader"], environment), folder)
+
+        def run(name: str, *command: str) -> None:
+            stack.enter_context(daemon(command, folder / f"{name}.out", environment))
+
+        run("munged", path_of("munged"), "--foreground", "--force", f"--socket={folder}/munge.socket", *files)
+        wait_for(lambda: (folder / "munge.socket").exists(), folder)
+        run("slurmctld", path_of("slurmctld"), "-D", "-i", "-f", str(config))
+        for name in names:
+            run(f"slurmd-{name}", path_of("slurmd"), "-D", "-N", name, "-f", str(config))
+        states = ["sinfo", "--noheader", "--Node", "--format=%T"]
+        wait_for(lambda: ask(states, environment).split() == [b"idle"] * nodes, folder)
         yield environment
         ask(["scancel", "--partition=tests"], environment)
         wait_for(lambda: not ask(["squeue", "--noheader"], environment).strip(), folder)
 
 
+def write_config(folder: Path, host: str, names: list[str], kill_wait: int) -> Path:
+    """Write the files that SLURM and munge read at their start; return the one that leads to the others."""
+    (folder / "state").mkdir()
+    for name in names:
+        (folder / f"spool-{name}").mkdir()
+    controller_port, *ports = free_ports(1 + len(names))
+    address = host if names == [host] else "127.0.0.1"
+    nodes = [
+        NODE.format(name=name, host=host, address=address, port=port)
+        for name, port in zip(names, ports, strict=True)
+    ]
+    config = folder / "slurm.conf"
+    config.write_text(
+        CONFIG.format(
+            host=host,
+            folder=folder,
+            controller_port=controller_port,
+            kill_wait=kill_wait,
+            scheduling=SOON if len(names) > 1 else "",
+            nodes="\n".join(nodes),
+        )
+    )
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o400)
+    return config
+
+
 @contextlib.contextmanager
-def daemon(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[None]:
+def daemon(command: Sequence[str], out: Path, environment: dict[str, str]) -> Iterator[None]:
     """Run a daemon with its output in a file."""
-    with open(folder / f"{Path(command[0]).name}.out", "wb") as log:
+    with open(out, "wb") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **environment}
         )

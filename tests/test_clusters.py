@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -173,13 +172,7 @@ def test_workers_of_another_version_are_refused(address: str, monkeypatch: pytes
 @pytest.fixture(scope="module")
 def slurm_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables that lead to a SLURM of one node."""
-    if slurm.missing():
-        pytest.skip(f"no SLURM can be started here: {slurm.missing()}")
-    with contextlib.ExitStack() as stack:
-        try:
-            environment = stack.enter_context(slurm.one_node(tmp_path_factory.mktemp("slurm")))
-        except slurm.NotReadyError as error:
-            pytest.skip(str(error))
+    with slurm.start_or_skip(tmp_path_factory.mktemp("slurm")) as environment:
         yield environment
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import random
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from choices import check_sums, cluster_table, families_table
 from prepared import SAMPLE, random_records, read_proteins, shard_bytes, split_by_sequence, write_fasta
+from programs import absent, skip
 
 from data_prep.check import check_dataset
 from data_prep.clustering import run_mmseqs
@@ -227,8 +227,15 @@ def close_records() -> list[tuple[str, str]]:
     return records
 
 
+@pytest.fixture
+def mmseqs() -> None:
+    """The program MMseqs2 is here."""
+    if absent("mmseqs"):
+        skip("no program mmseqs (MMseqs2) here: apt-get install mmseqs2")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mmseqs") is None, reason="no program mmseqs (MMseqs2) here")
+@pytest.mark.usefixtures("mmseqs")
 def test_clusters_of_mmseqs_never_straddle(tmp_path: Path):
     records = close_records()
     fasta = write_fasta(tmp_path / "a.fasta", records)
@@ -250,7 +257,7 @@ def test_clusters_of_mmseqs_never_straddle(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mmseqs") is None, reason="no program mmseqs (MMseqs2) here")
+@pytest.mark.usefixtures("mmseqs")
 @pytest.mark.parametrize("form", ["{}", "gi|12|ref|{}| x", "UniRef90_{} n=2", "contam_sp|{}|Y_Z", "lcl|{}"])
 def test_mmseqs_and_the_reader_give_a_record_one_name(tmp_path: Path, form: str):
     records = [(form.format(f"A{number}"), sequence) for number, (_, sequence) in enumerate(close_records())]
@@ -260,7 +267,7 @@ def test_mmseqs_and_the_reader_give_a_record_one_name(tmp_path: Path, form: str)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mmseqs") is None, reason="no program mmseqs (MMseqs2) here")
+@pytest.mark.usefixtures("mmseqs")
 def test_representatives_of_mmseqs_are_the_sample_without_its_near_copies(tmp_path: Path):
     options = PrepareOptions(window=64, clusters="mmseqs", keep="representative", cluster_identity=0.9)
     fasta = write_fasta(tmp_path / "a.fasta", close_records())

@@ -12,6 +12,7 @@ from protperf.batches import Batch
 from protperf.config import DataConfig, ObjectiveConfig
 from protperf.data.order import Position, TrainingOrder, mix_quotas
 from protperf.data.questions import NO_WINDOW, QuestionDataset, WindowKey
+from protperf.data.workers import leave_signals_to_parent
 from protperf.formats.joined_shards import JoinedShards
 from protperf.formats.open_files import OpenFiles
 from protperf.formats.shards import ShardSet
@@ -123,6 +124,7 @@ class WindowData(pl.LightningDataModule):
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,
+            worker_init_fn=leave_signals_to_parent if workers else None,
         )
 
 

@@ -24,6 +24,7 @@ from protperf.loggers import close_loggers
 from protperf.train.failures import explain_failure
 from protperf.train.runs import build_run, describe_start, record_settings, test_best
 from protperf.train.settings import Settings, explain, read_settings
+from protperf.train.trainers import resolve
 
 log = logging.getLogger("protperf")
 
@@ -46,8 +47,8 @@ def train(config: DictConfig) -> None:
             with _lock_run(settings.run_dir), ExitStack() as at_end:
                 _run(settings, stop, at_end)
         except (ValueError, OSError) as error:
-            if os.environ.get("PROTPERF_DEBUG"):
-                raise
+            if os.environ.get("PROTPERF_DEBUG") or _is_sweep():
+                raise  # Hydra takes a job's exception to the command that waits for the sweep
             raise SystemExit(_from_rank(f"protperf train: {error}")) from error
 
 
@@ -70,6 +71,8 @@ def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
         if known is None or os.environ.get("PROTPERF_DEBUG"):
             raise
         line, status = known
+        if _is_sweep():
+            raise ValueError(line) from error
         print(_from_rank(f"protperf train: {line}"), file=sys.stderr)
         raise SystemExit(status) from error
     if is_first:
@@ -82,20 +85,27 @@ def _from_rank(line: str) -> str:
     return f"[rank {rank}] {line}" if rank else line
 
 
+def _is_sweep() -> bool:
+    """Tell whether this is one run of several that `--multirun` makes."""
+    return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
+
+
 def _in_sweep(settings: Settings) -> Settings:
     """Give each run of `--multirun` its own folder below the sweep's.
 
     Raises:
-        ValueError: a sweep over several processes, each of which would run the whole sweep again.
+        ValueError: a sweep here over several processes, each of which would run the whole sweep again. In jobs of its own
+            (submitit) SLURM starts the processes of each run.
     """
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode != RunMode.MULTIRUN:
+    if not _is_sweep():
         return settings
-    if settings.trainer.devices * settings.trainer.num_nodes > 1:
+    trainer = resolve(settings.trainer)
+    if trainer.devices * trainer.num_nodes > 1 and "SUBMITIT_EXECUTOR" not in os.environ:
         raise ValueError(
-            "--multirun works with trainer.devices=1 trainer.num_nodes=1; start larger runs one by one"
+            "--multirun trains each run with one process: trainer.devices=1 trainer.num_nodes=1; for more, "
+            "hydra/launcher=submitit_slurm hydra.launcher.tasks_per_node=N starts them in jobs of SLURM"
         )
-    return replace(settings, run_dir=Path(hydra_config.runtime.output_dir))
+    return replace(settings, run_dir=Path(HydraConfig.get().runtime.output_dir))
 
 
 def _lock_run(run_dir: Path) -> AbstractContextManager[Any]:
