@@ -89,7 +89,8 @@ class Checkpoints(Callback):
                 f"{first:,}); the folder must be the same one for all hosts, start again when it is"
             )
         if step and self._is_validated_at(trainer, step) and self._validated < step:
-            log.info("validating step %s, which a stop had kept from it", f"{step:,}")
+            if trainer.is_global_zero:
+                log.info("validating step %s, which the start before did not come to", f"{step:,}")
             loop = trainer.fit_loop.epoch_loop.val_loop
             trainer.validating, loop.restarting = True, False
             loop.run()
