@@ -123,7 +123,7 @@ def token_sums(logits: Tensor, targets: Tensor) -> TokenSums:
         targets: right tokens, int64 `(N,)`.
     """
     correct = (logits.argmax(-1) == targets).sum()
-    asked = torch.tensor(len(targets), device=targets.device)
+    asked = targets.new_full((), len(targets))
     return TokenSums(token_losses(logits, targets).sum(), asked, correct)
 
 

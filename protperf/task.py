@@ -36,7 +36,7 @@ class LanguageModelTask(pl.LightningModule):
         valid_sets: names of the validation sets, in the order of their loaders.
         test_sets: names of the test sets, in the order of their loaders.
         compile_blocks: whether torch.compile takes the blocks.
-        windows_at_once: windows that a rank computes at once in training; 0: its whole share of a batch.
+        windows_at_once: windows that a rank computes at once; 0: its whole share of a batch.
 
     Attributes:
         results: what the latest validation and test gave, by `SET/METRIC`.
@@ -99,8 +99,7 @@ class LanguageModelTask(pl.LightningModule):
         """
         self.trainer.optimizers[0].zero_grad()
         asked = sum_over_ranks((batch.targets != NOT_ASKED).sum()).clamp_min(1)
-        size = self.windows_at_once or len(batch.inputs)
-        *pieces, last = (Batch(*parts) for parts in zip(*(part.split(size) for part in batch), strict=True))
+        *pieces, last = self._pieces_of(batch)
         for piece in pieces:
             loss = self._share_of_loss(piece, asked)
             with torch.autocast(
@@ -111,6 +110,11 @@ class LanguageModelTask(pl.LightningModule):
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: Lightning calls this between the forward and the backward pass of the last piece."""
+
+    def _pieces_of(self, batch: Batch) -> list[Batch]:
+        """Return what is computed at once; all ranks have equally many."""
+        size = self.windows_at_once or len(batch.inputs)
+        return [Batch(*parts) for parts in zip(*(part.split(size) for part in batch), strict=True)]
 
     def _share_of_loss(self, piece: Batch, asked: Tensor) -> Tensor:
         sums = self.answer(piece, label_smoothing=self.objective.label_smoothing)
@@ -167,10 +171,11 @@ class LanguageModelTask(pl.LightningModule):
         return torch.nn.ModuleList(TokenMetrics(tuple(self.length_bins)) for _ in names)
 
     def _add(self, metrics: torch.nn.ModuleList, batch: Batch, index: int) -> None:
-        sums = answer_by_length(
-            self.model, batch, across=self.attend_across_documents, edges=list(self.length_bins.values())
-        )
-        cast(TokenMetrics, metrics[index]).update(*sums)
+        for piece in self._pieces_of(batch):
+            sums = answer_by_length(
+                self.model, piece, across=self.attend_across_documents, edges=list(self.length_bins.values())
+            )
+            cast(TokenMetrics, metrics[index]).update(*sums)
 
     def _close(self, metrics: torch.nn.ModuleList, names: tuple[str, ...]) -> None:
         for each, name in zip(metrics, names, strict=True):

@@ -26,19 +26,19 @@ def test_examples_in_docstrings_are_true():
 
 
 def test_an_all_reduce_inside_a_node():
-    step = ddp_step(MODEL, LINKS, gpus=8, windows=2, batches=3)
+    step = ddp_step(MODEL, LINKS, gpus=8, windows=2, pieces=3)
     assert step.computing == 6.0
     assert step.sent_bytes == 2 * 7 / 8 * 100e6
     # 175 MB at 100 GB/s, and 4 buckets of 2 x 3 hops
     assert step.sending == pytest.approx(175e6 / 100e9 + 4 * 6 * 5e-6)
     # all but the last bucket goes while the third batch's 1.5 s of backward pass are computed
     assert step.open_seconds == pytest.approx(step.sending / 4)
-    assert step.small == pytest.approx((3 + 1) * 6 * 5e-6)
-    assert step.efficiency == pytest.approx(6 / (6 + step.sending / 4 + 24 * 5e-6))
+    assert step.small == pytest.approx((1 + 1) * 6 * 5e-6)
+    assert step.efficiency == pytest.approx(6 / (6 + step.sending / 4 + 12 * 5e-6))
 
 
 def test_between_nodes_the_network_cards_of_a_node_are_the_limit():
-    step = ddp_step(MODEL, LINKS, gpus=16, windows=1, batches=1)
+    step = ddp_step(MODEL, LINKS, gpus=16, windows=1, pieces=1)
     assert step.sent_bytes == 2 * 15 / 16 * 100e6
     assert step.sending == pytest.approx(187.5e6 / 8e9 + 4 * 8 * 5e-6)
     many = Links(inside=125e9, card=100e9, cards=8)  # then it is NVLink again
@@ -47,13 +47,13 @@ def test_between_nodes_the_network_cards_of_a_node_are_the_limit():
 
 def test_what_takes_longer_than_the_backward_pass_stays_open():
     slow = Links(inside=125e9, card=0.05e9, cards=1)  # 0.04 GB/s: 187.5 MB take 4.69 s
-    step = ddp_step(MODEL, slow, gpus=16, windows=1, batches=1)
+    step = ddp_step(MODEL, slow, gpus=16, windows=1, pieces=1)
     assert step.open_seconds == pytest.approx(187.5e6 / 0.04e9 + 4 * 8 * 5e-6 - 0.75)
     assert step.efficiency == pytest.approx(1 / (1 + step.open_seconds + 2 * 8 * 5e-6))
 
 
 def test_shards_travel_three_times_in_every_batch():
-    step = fsdp_step(MODEL, LINKS, gpus=8, windows=1, batches=2)
+    step = fsdp_step(MODEL, LINKS, gpus=8, windows=1, pieces=2)
     assert step.sent_bytes == 2 * 3 * 7 / 8 * 100e6
     gather = 87.5e6 / 100e9 + 10 * 7 * 5e-6  # 10 blocks of 7 hops
     assert step.sending == pytest.approx(2 * 3 * gather)
@@ -62,7 +62,7 @@ def test_shards_travel_three_times_in_every_batch():
     slow = Links(
         inside=0.125e9, card=5e9, cards=1
     )  # 0.1 GB/s: a gather takes 0.875 s, the passes 0.25 s and 0.75 s
-    step = fsdp_step(MODEL, slow, gpus=8, windows=1, batches=1)
+    step = fsdp_step(MODEL, slow, gpus=8, windows=1, pieces=1)
     gather = 0.875 + 10 * 7 * 5e-6
     assert step.open_seconds == pytest.approx(gather - 0.25 + 2 * gather - 0.75)
 

@@ -178,6 +178,25 @@ def test_speed_and_memory_are_positive(reported: tuple[dict[str, dict[int, float
     assert all(0.05 < value < 64 for value in metrics["train/peak_memory_gib"].values())
 
 
+@pytest.mark.parametrize("attention", ["relu", "oprf"])
+def test_no_pass_through_the_model_holds_more_windows_than_may_be_computed_at_once(
+    attention: str, tmp_path: Path
+):
+    options = (
+        "trainer.max_steps=4",
+        "trainer.redraw_every=2",
+        "trainer.validate_every=2",
+        "data.batch_size=8",
+    )
+    run = build_run(
+        settings_of(tmp_path, *options, "trainer.windows_at_once=2", f"model.attention={attention}")
+    )
+    seen: set[int] = set()
+    run.task.model.register_forward_pre_hook(lambda module, arguments: seen.add(len(arguments[0])))
+    run.trainer.fit(run.task, run.data)
+    assert max(seen) == 2
+
+
 def test_a_loss_that_is_no_number_stops_training_with_what_to_do(tmp_path: Path):
     steep = (
         "optim.learning_rate=1e30",

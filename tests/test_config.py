@@ -280,7 +280,7 @@ WRONG = [
     (OptimConfig, "beta1", 1.0, "below 1"),
     (OptimConfig, "beta2", -0.1, "at least 0"),
     (OptimConfig, "eps", -1.0, "at least 0"),
-    (TrainerConfig, "accelerator", "tpu", "auto, cpu, gpu, mps"),
+    (TrainerConfig, "accelerator", "tpu", "auto, cpu, gpu"),
     (TrainerConfig, "strategy", "fsdp2", "auto, ddp, fsdp"),
     (TrainerConfig, "precision", "fp16", "32-true, bf16-mixed, 16-mixed"),
     (TrainerConfig, "max_steps", 0, "at least 1"),

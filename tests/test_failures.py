@@ -23,6 +23,7 @@ from training import (
     SMALL,
     clean_environment,
     command_line,
+    load_plain,
     protperf,
     settings_of,
     small_dataset,
@@ -212,6 +213,37 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(small_disk: Path, caplog
     steps = [path.name for path in step_checkpoints(small_disk)]
     assert steps == [step_name(step) for step in (4, 12, 16)]
     assert not [path for path in small_disk.iterdir() if path.name.startswith(".")]
+
+
+def test_a_better_model_that_a_full_disk_refused_does_not_raise_the_bar(small_disk: Path):
+    """Losses of 5, 3 (refused), 4 and 4.5: the best one on the disk is that of 4."""
+    options = ("trainer.validate_every=2", "trainer.checkpoint_every=100", "trainer.max_steps=8")
+    run = build_run(settings_of(small_disk.parent, *options))
+    given = iter([5.0, 3.0, 4.0, 4.5])
+
+    class Given(pl.Callback):
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            module.results["valid/loss"] = next(given)
+
+    run.trainer.callbacks.insert(0, Given())
+    run.trainer.callbacks.insert(0, Filling(small_disk, full=3, free=5))
+    run.trainer.fit(run.task, run.data)
+    assert load_plain(small_disk / "best.ckpt")["global_step"] == 6
+
+
+def test_an_old_checkpoint_that_somebody_removed_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = build_run(settings_of(tmp_path, "trainer.checkpoint_every=1", "trainer.max_steps=6"))
+
+    class Removing(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            for path in step_checkpoints(tmp_path / "checkpoints")[:-1]:
+                path.unlink()
+
+    run.trainer.callbacks.insert(0, Removing())
+    run.trainer.fit(run.task, run.data)
+    assert step_checkpoints(tmp_path / "checkpoints")[-1].name == step_name(6)
 
 
 def test_a_full_disk_at_the_end_is_an_error(small_disk: Path):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,18 @@ from typing import Any
 import pytest
 import torch
 from ranks import told_by, train_on_ranks
-from training import SMALL, assert_same, load_plain, protperf, scratch_dir, small_dataset, train_small
+from training import (
+    SMALL,
+    assert_same,
+    clean_environment,
+    load_plain,
+    protperf,
+    scratch_dir,
+    small_dataset,
+    train_small,
+)
 
+from protperf.attention.features import FEATURE_MAPS
 from protperf.checkpoint import step_name
 from protperf.formats.metrics_file import read_metrics
 
@@ -56,6 +70,14 @@ def two_ranks() -> dict[tuple[str, str], Path]:
             path = scratch_dir() / f"{strategy}-{name}"
             runs[strategy, name] = path
             todo += [(path, (*steps(number), *more)) for number, more in options]
+    for attention in (*FEATURE_MAPS, "softmax"):  # law E6: DDP refuses a parameter without a gradient
+        choice = (
+            f"model.attention={attention}",
+            f"model.qk_norm={attention != 'rfa'}",
+            "model.num_features=128",
+        )
+        path = runs["ddp", f"each {attention}"] = scratch_dir() / f"each-{attention}"
+        todo.append((path, ("trainer.max_steps=2", "trainer.log_every=1", "trainer=ddp", *choice)))
     train_on_ranks(todo)
     return runs
 
@@ -143,6 +165,54 @@ def test_the_optimizer_state_on_disk_is_the_same_whatever_strategy_wrote_it(stra
     for number, values in alone.items():
         assert values["exp_avg"].shape == there[number]["exp_avg"].shape
         torch.testing.assert_close(values["exp_avg"], there[number]["exp_avg"], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("attention", [*FEATURE_MAPS, "softmax"])
+def test_every_attention_trains_on_two_ranks_which_refuse_parameters_without_gradients(attention: str):
+    losses = read_metrics(two_ranks()["ddp", f"each {attention}"] / "metrics.csv")["train/loss"]
+    assert list(losses) == [1, 2]
+
+
+SLOW_END = """
+import os, runpy, sys, time
+import protperf.train.runs, protperf.loggers as loggers
+from protperf.train import __main__ as command
+def close(each):
+    if "LOCAL_RANK" not in os.environ or os.environ["LOCAL_RANK"] == "0":
+        time.sleep(9)
+        print("closed", flush=True)
+command.close_loggers = close
+command.main()
+"""
+
+
+def test_a_first_rank_that_ends_slowly_is_not_killed_for_the_others_have_ended(tmp_path: Path):
+    (tmp_path / "slow.py").write_text(SLOW_END)
+    options = (
+        "trainer=ddp",
+        "trainer.devices=2",
+        "trainer.max_steps=100000",
+        "trainer.checkpoint_every=100000",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "slow.py", f"data.path={small_dataset()}", "name=slow", *SMALL, *options],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "runs" / "slow" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not metrics.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors
+    assert "closed" in said
 
 
 def test_the_command_line_starts_its_ranks_and_makes_one_folder_one_config_and_one_log(tmp_path: Path):

@@ -275,6 +275,13 @@ def test_a_damaged_best_checkpoint_is_written_anew_and_keeps_nobody_from_going_o
     assert list(read_metrics(tmp_path / "metrics.csv")["test/loss"]) == [50]
 
 
+def test_a_best_checkpoint_that_is_gone_is_written_anew(tmp_path: Path):
+    train_small(tmp_path, *options(25))
+    (tmp_path / "checkpoints" / "best.ckpt").unlink()
+    train_small(tmp_path, *options(50), "optim.learning_rate=0")
+    assert load_plain(tmp_path / "checkpoints" / "best.ckpt")["global_step"] == 50
+
+
 def test_a_damaged_only_checkpoint_is_named_in_one_line(tmp_path: Path):
     train_small(tmp_path, *options(20))
     last = tmp_path / "checkpoints" / "step=00000020.ckpt"

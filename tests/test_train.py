@@ -21,6 +21,7 @@ from training import (
     train_small,
 )
 
+from protperf.attention.features import FEATURE_MAPS
 from protperf.batches import Batch
 from protperf.checkpoint import load_model, step_name
 from protperf.formats.metrics_file import read_metrics
@@ -28,9 +29,7 @@ from protperf.objectives import TokenSums, answer
 from protperf.train import build_run
 
 CHOICES = [
-    *itertools.product(
-        ("masked", "causal"), ("favor", "favor_hyperbolic", "relu", "softmax"), ("rope",), ("gelu",)
-    ),
+    *itertools.product(("masked", "causal"), (*FEATURE_MAPS, "softmax"), ("rope",), ("gelu",)),
     ("masked", "relu", "absolute", "swiglu"),
     ("causal", "softmax", "none", "swiglu"),
 ]
@@ -44,6 +43,8 @@ def test_every_parameter_gets_a_gradient(
         f"model.attention={attention}",
         f"model.positions={positions}",
         f"model.feedforward={feedforward}",
+        "model.num_features=128",
+        f"model.qk_norm={attention in ('trig', 'oprf', 'softmax')}",
     )
     run = build_run(settings_of(tmp_path, f"objective={kind}", *choice))
     batch = next(iter(run.data.train_dataloader()))

@@ -3,14 +3,14 @@
 With n GPUs, P parameters in float32, T tokens a GPU and step, f operations a token (forward and backward, as MFU counts
 them) and r = MFU x the GPU's dense bf16 peak / f tokens a second:
 
-    computing       t = T / r; with m batches a step, each takes t / m, its backward pass (backward + again) / all of it
+    computing       t = T / r; with m pieces a step (trainer.windows_at_once), each takes t / m, its backward pass (backward + again) / all of it
     all-reduce      2 (n - 1) / n x 4 P bytes leave every GPU and as many arrive, once a step, in buckets of 25 MiB
-    FSDP            3 (n - 1) / n x 4 P bytes, once a batch: weights are gathered forward and backward, gradients scattered
+    FSDP            3 (n - 1) / n x 4 P bytes, once a piece: weights are gathered forward and backward, gradients scattered
     links           bytes / (REACHED x slowest link); within a node NVLink's rate of a GPU; between nodes the lesser of that
                     and all network cards of a node together, since NCCL lays one ring through each of them
     latency         HOP a hop: 2 ceil(log2 n) hops for an all-reduce (a tree), n - 1 for a gather or a scatter (a ring)
     left open       what the backward pass (a gather: the forward pass) cannot cover, at least the last bucket or block
-    small ones      an all-reduce of a number a batch (asked tokens) and one a step (the stop flag), not covered
+    small ones      all-reduces of a number: asked tokens, which a step waits for; the stop flag, which has a step to come
     efficiency      t / (t + left open + small ones)
 
 Not in it: stragglers, other users of the network, reading, checkpoints, validation, launching kernels.
@@ -46,7 +46,7 @@ CARDS = (8, 1)
 """Network cards of a node, best first: one for each GPU, or one for all."""
 
 SMALL_REDUCES = 1
-"""All-reduces of a single number each step, besides one each batch."""
+"""All-reduces of a single number each step, besides that of asked tokens."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Step:
 
     Attributes:
         gpus: n.
-        batches: m, whose gradients make the step.
+        pieces: m, whose gradients make the step.
         computing: seconds of each GPU.
         sent_bytes: that leave each GPU.
         sending: seconds that takes, were nothing computed.
@@ -103,7 +103,7 @@ class Step:
     """
 
     gpus: int
-    batches: int
+    pieces: int
     computing: float
     sent_bytes: float
     sending: float
@@ -116,7 +116,7 @@ class Step:
         return self.computing / (self.computing + self.open_seconds + self.small)
 
 
-def ddp_step(model: Model, links: Links, *, gpus: int, windows: int, batches: int) -> Step:
+def ddp_step(model: Model, links: Links, *, gpus: int, windows: int, pieces: int) -> Step:
     """Return a step in which every GPU holds the whole model.
 
     Args:
@@ -124,35 +124,35 @@ def ddp_step(model: Model, links: Links, *, gpus: int, windows: int, batches: in
         links: how GPUs are joined.
         gpus: n.
         windows: of each GPU in each batch.
-        batches: m.
+        pieces: m.
     """
-    computing, _, backward = _passes(model, windows, batches)
+    computing, _, backward = _passes(model, windows, pieces)
     gradients = FLOAT * model.parameters
     sent = 2 * (gpus - 1) / gpus * gradients
     buckets = math.ceil(gradients / BUCKET)
     sending = sent / links.rate(gpus) + buckets * _number(gpus)
     left = max(sending - backward, sending / buckets)
-    return Step(gpus, batches, computing, sent, sending, left, (batches + SMALL_REDUCES) * _number(gpus))
+    return Step(gpus, pieces, computing, sent, sending, left, (1 + SMALL_REDUCES) * _number(gpus))
 
 
-def fsdp_step(model: Model, links: Links, *, gpus: int, windows: int, batches: int) -> Step:
+def fsdp_step(model: Model, links: Links, *, gpus: int, windows: int, pieces: int) -> Step:
     """Return a step in which GPUs hold shards of the model and gather each block when they need it; see `ddp_step`."""
-    computing, forward, backward = _passes(model, windows, batches)
+    computing, forward, backward = _passes(model, windows, pieces)
     units = model.blocks + 1
     shared = (gpus - 1) / gpus * FLOAT * model.parameters
     gather = (
         shared / links.rate(gpus) + units * (gpus - 1) * HOP
     )  # and a scatter, the other way round, as long
     left = max(gather - forward, gather / units) + max(2 * gather - backward, gather / units)
-    small = (batches + SMALL_REDUCES) * _number(gpus)
-    return Step(gpus, batches, computing, 3 * batches * shared, 3 * batches * gather, batches * left, small)
+    small = (1 + SMALL_REDUCES) * _number(gpus)
+    return Step(gpus, pieces, computing, 3 * pieces * shared, 3 * pieces * gather, pieces * left, small)
 
 
-def _passes(model: Model, windows: int, batches: int) -> tuple[float, float, float]:
+def _passes(model: Model, windows: int, pieces: int) -> tuple[float, float, float]:
     """Return the seconds of a step, of a batch's forward pass and of a batch's backward pass."""
     one = windows * model.window / model.tokens_per_second
     forward = one * model.work.forward / sum(model.work)
-    return batches * one, forward, one - forward
+    return pieces * one, forward, one - forward
 
 
 def _number(gpus: int) -> float:
@@ -184,7 +184,7 @@ def run(options: argparse.Namespace) -> Report:
     for gpus in options.gpus:
         windows, _ = share_out(gpus, at_once=options.windows, at_most=options.at_most)
         for name, (way, links) in ways.items():
-            steps[name].append(way(model, links, gpus=gpus, windows=windows, batches=1))
+            steps[name].append(way(model, links, gpus=gpus, windows=windows, pieces=1))
     return lay_out(steps, model, config, options)
 
 

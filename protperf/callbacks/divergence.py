@@ -72,13 +72,19 @@ class Divergence(Callback):
         steps, rows = zip(*self._norms, strict=True)
         norms = torch.stack(rows).double().cpu()  # (steps, layers)
         names = list(self._layers)
-        finite = norms.isfinite().all(1)
-        first_bad = len(steps) if finite.all() else int(finite.logical_not().float().argmax())
+        finite = norms.isfinite().all(1).tolist()
+        # behind the last finite one: in 16-mixed single steps overflow and are left out
+        first_bad = len(steps) - finite[::-1].index(True) if any(finite) else 0
         if first_bad == 0:
             worst = int(norms[0].isfinite().logical_not().float().argmax())
             return f": the gradient of {names[worst]} is {norms[0, worst]:g} at step {steps[0]:,} already"
         last = first_bad - 1
-        usual = norms[: last or 1].median(0).values.clamp_min(torch.finfo(torch.float32).tiny)
+        usual = (
+            norms[: last or 1]
+            .nan_to_num(posinf=0.0)
+            .median(0)
+            .values.clamp_min(torch.finfo(torch.float32).tiny)
+        )
         worst = int((norms[last] / usual).argmax())
         grew = f"the gradient's norm in {names[worst]} was {norms[last, worst]:.3g} at step {steps[last]:,}"
         usually = f" ({usual[worst]:.3g} in the steps before)" if last else ""

@@ -18,7 +18,7 @@ from protperf.batches import Batch, documents_of
 from protperf.callbacks.steps import measured
 from protperf.devices import peak_flops
 from protperf.formats.sizes import peak_memory_bytes
-from protperf.metrics import TokenMetrics
+from protperf.metrics import TokenMetrics, summarise
 from protperf.model import ProteinModel, QueryKeySums
 from protperf.objectives import NOT_ASKED
 from protperf.optim import total_norm
@@ -87,9 +87,11 @@ class Report(Callback):
         if not self._is_due(trainer, step):
             return
         trainer.should_stop |= step == trainer.max_steps  # Lightning then validates before it stops
-        values = {f"train/{name}": value for name, value in self._train_metrics.compute().items()}
+        sums = self._train_metrics.sums()
+        results = summarise(sums["nll"], int(sums["asked"]), int(sums["correct"]))
+        values = {f"train/{name}": value for name, value in results.items()}
         self._stop_clock()  # once the numbers are there, so that a GPU's work is in the time
-        if self._train_metrics.asked and not math.isfinite(values["train/loss"]):
+        if sums["asked"] and not math.isfinite(values["train/loss"]):
             raise self._diverged(what=f"the loss is {values['train/loss']}", step=step)
         if step % self._every == 0:  # a run that goes on after its last step has the interval whole
             self._train_metrics.reset()

@@ -45,9 +45,10 @@ class Redraw(Callback):
     another token.
     """
 
-    def __init__(self, model: ProteinModel, *, every: int) -> None:
+    def __init__(self, model: ProteinModel, *, every: int, at_once: int = 0) -> None:
         self._model = model
         self._every = every
+        self._at_once = at_once
         self._redraw = -1
         self._is_first = True
 
@@ -62,18 +63,22 @@ class Redraw(Callback):
         if self._model.config.attention == "oprf" and (
             is_new or (self._is_first and trainer.global_step == 0)
         ):
-            self._model.set_pair_squares(measured(trainer, self._model, batch.inputs).pair_squares())
+            sums = measured(trainer, self._model, batch.inputs, at_once=self._at_once)
+            self._model.set_pair_squares(sums.pair_squares())
         self._redraw, self._is_first = redraw, False
 
 
-def measured(trainer: pl.Trainer, model: ProteinModel, tokens: Tensor) -> QueryKeySums:
+def measured(trainer: pl.Trainer, model: ProteinModel, tokens: Tensor, *, at_once: int = 0) -> QueryKeySums:
     """Measure queries and keys on windows of all ranks; proteins in one window do not see each other here.
 
     Args:
         trainer: in training.
         model: its model.
         tokens: this rank's windows, `(B, L)`.
+        at_once: windows that are computed at once; 0: all.
     """
     with trainer.precision_plugin.forward_context():
-        sums = model.query_key_sums(tokens, documents_of(tokens))
-    return QueryKeySums(*map(sum_over_ranks, sums))
+        pieces = [
+            model.query_key_sums(piece, documents_of(piece)) for piece in tokens.split(at_once or len(tokens))
+        ]
+    return QueryKeySums(*(sum_over_ranks(sum(parts[1:], parts[0])) for parts in zip(*pieces, strict=True)))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from protperf import __version__
+from protperf.batches import is_out_of_memory
 from protperf.config import ModelConfig, ObjectiveConfig, to_dict
 from protperf.formats import FormatError
 from protperf.model import ProteinModel
@@ -123,9 +124,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         try:
             damaged = zipfile.ZipFile(file).testzip()  # torch does not compare the checksums
-            file.seek(0)
-            content: Any = torch.load(file, map_location="cpu", weights_only=True) if not damaged else None
+            content: Any = None
+            if not damaged:  # mapped: a rank that only asks for an entry need not hold the weights
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # on foreign bytes the unpickler fails in any way
+            if is_out_of_memory(error):
+                raise
             raise FormatError(
                 f"{path}: not a checkpoint of `protperf train`, or cut short; give another one"
             ) from error

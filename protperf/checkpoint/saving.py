@@ -128,8 +128,9 @@ class Checkpoints(Callback):
         self._validated = step = trainer.global_step
         loss = self._results[self._monitor]
         if loss < self._best:
-            self._best = loss
-            self._save(trainer, self._folder / BEST_NAME)
+            before, self._best = self._best, loss
+            if not self._save(trainer, self._folder / BEST_NAME):
+                self._best = before  # the best that there is on the disk
         if self._is_due(trainer, step) or trainer.should_stop:
             self._save_step(trainer, pl_module)
 
@@ -163,6 +164,7 @@ class Checkpoints(Callback):
         self._best = state_dict["best"]
         self._validated = state_dict["validated"]
         if not (self._folder / BEST_NAME).is_file():
+            self._best = math.inf
             return
         try:
             callbacks = read_checkpoint(self._folder / BEST_NAME)["callbacks"]
@@ -192,21 +194,29 @@ class Checkpoints(Callback):
         self._save(trainer, path)
         if trainer.is_global_zero and path.exists():
             for old in step_checkpoints(self._folder)[: -self._keep]:
-                old.unlink()
+                try:
+                    old.unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("%s: %s; it stays", old, error.strerror or error)
 
-    def _save(self, trainer: pl.Trainer, path: Path) -> None:
-        """Write a checkpoint; where the disk is full, say so and train on: the ones before it are still there."""
+    def _save(self, trainer: pl.Trainer, path: Path) -> bool:
+        """Write a checkpoint; where the disk is full, say so and train on: the ones before it are still there.
+
+        Returns:
+            whether it was written, the same on all ranks.
+        """
         trainer.save_checkpoint(path)
         written = cast(CommittedFiles, trainer.strategy.checkpoint_io)
         error = trainer.strategy.broadcast(written.error)
         if error is None:
             if trainer.is_global_zero:
                 self._saved(path, path.name == BEST_NAME)
-            return
+            return True
         if error.errno not in MAY_PASS or trainer.global_step == trainer.max_steps:
             raise error
         if trainer.is_global_zero:
             log.warning("%s; training goes on, the checkpoints before it are kept", error)
+        return False
 
 
 class CommittedFiles(TorchCheckpointIO):

@@ -31,6 +31,8 @@ class StopRequest:
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
         self._group: Any = None
+        self._flag = torch.zeros(1)
+        self._asked: Any = None
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -45,22 +47,38 @@ class StopRequest:
             signal.signal(number, handler)
         self._handlers = {}
 
-    def agreed(self) -> bool:
+    def agreed(self, *, at_once: bool = False) -> bool:
         """Tell whether any rank was told to stop; all ranks must ask at the same place.
 
-        Ranks speak over gloo, on the CPU: a GPU never waits for the answer.
+        Ranks speak over gloo, on the CPU: a GPU never waits for the answer. Nor does anybody else: what is told is what was
+        asked the time before, whose answer had a whole step to come.
+
+        Args:
+            at_once: wait for the answer of this time.
         """
         if not (distributed.is_available() and distributed.is_initialized()):
             return self._signal is not None
         if self._group is None:
             is_gloo = distributed.get_backend() == "gloo"
             self._group = distributed.group.WORLD if is_gloo else distributed.new_group(backend="gloo")
-        flag = torch.tensor([self._signal or 0])
-        distributed.all_reduce(flag, distributed.ReduceOp.MAX, group=self._group)
-        return bool(flag)
+        before = self._answer()
+        self._flag = torch.tensor([self._signal or 0])
+        self._asked = distributed.all_reduce(
+            self._flag, distributed.ReduceOp.MAX, group=self._group, async_op=True
+        )
+        return before or (at_once and self._answer())
+
+    def _answer(self) -> bool:
+        """Wait for what was asked, if anything was."""
+        if self._asked is None:
+            return False
+        self._asked.wait()
+        self._asked = None
+        return bool(self._flag)
 
     def end(self, *, step: int, is_first_rank: bool) -> None:
         """End the process, whose state is saved."""
+        self._answer()  # no operation of the group is left open
         if is_first_rank:
             name = signal.Signals(self._signal).name if self._signal else "another rank"
             log.info("stopped by %s after step %s; the same command goes on", name, f"{step:,}")

@@ -14,7 +14,7 @@ class TrainerConfig:
     max_steps: int = 1000
     """Train until this step, counted from the start of the run."""
     accelerator: str = "auto"
-    """cpu, gpu or mps; auto is gpu if there is one for CUDA, else cpu."""
+    """cpu or gpu; auto is gpu if there is one for CUDA, else cpu."""
     devices: int = 1
     """Processes on each node; 0: as many as torchrun or SLURM started there, else all GPUs, at least one."""
     num_nodes: int = 1
@@ -50,7 +50,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_choice(self, "accelerator", ("auto", "cpu", "gpu", "mps"))
+        check_choice(self, "accelerator", ("auto", "cpu", "gpu"))
         check_choice(self, "strategy", ("auto", "ddp", "fsdp"))
         check_choice(self, "precision", ("auto", "32-true", "bf16-mixed", "16-mixed"))
         positive = ("max_steps", "validate_every")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytorch_lightning as pl
-import torch
 from torch.utils.data import DataLoader
 
 from protperf.batches import Batch
@@ -108,6 +107,10 @@ class WindowData(pl.LightningDataModule):
         return self._loader(dataset, [keys[first : first + size] for first in range(0, len(keys), size)])
 
     @property
+    def _is_on_cuda(self) -> bool:
+        return bool(self.trainer) and self.trainer.strategy.root_device.type == "cuda"  # type: ignore[union-attr]
+
+    @property
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer else 0
 
@@ -122,7 +125,7 @@ class WindowData(pl.LightningDataModule):
             sampler=batches,
             batch_size=None,  # an item is a batch
             num_workers=workers,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self._is_on_cuda,
             persistent_workers=workers > 0,
             worker_init_fn=leave_signals_to_parent if workers else None,
         )

@@ -18,6 +18,7 @@ import numpy as np
 from pytorch_lightning.utilities import rank_zero_only
 
 from protperf.config import LoggerConfig
+from protperf.formats.commit import commit_bytes
 from protperf.loggers.guarded import GuardedLogger
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ def _exit_status(error: BaseException | None) -> int:
 def _run_id(run_dir: Path) -> str:
     """Return the run's W&B id, kept in its folder so that every start continues the same run."""
     path = run_dir / _ID_NAME
-    if not path.exists():
-        path.write_text(secrets.token_hex(4))
-    return path.read_text()
+    known = path.read_text() if path.exists() else ""
+    if not known:
+        known = secrets.token_hex(4)
+        commit_bytes(path, known.encode())
+    return known

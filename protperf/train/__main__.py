@@ -63,7 +63,7 @@ def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
         record_settings(run.settings)
     try:
         run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
-        if stop.agreed():
+        if stop.agreed(at_once=True):
             stop.end(step=run.trainer.global_step, is_first_rank=is_first)
         test_best(run)
     except (RuntimeError, MemoryError) as error:

@@ -36,7 +36,7 @@ def explain_failure(error: BaseException, settings: Settings) -> tuple[str, int]
     if isinstance(error, DistError) or (
         isinstance(error, RuntimeError) and any(part in text for part in _OF_RANKS)
     ):
-        line = f"another rank ended, or the network to it broke ({text}); {_goes_on(settings.checkpoint_dir)}"
+        line = f"another rank ended, or the network to it broke or is set up wrongly ({text}); {_goes_on(settings.checkpoint_dir)}"
         return line, TRY_AGAIN
     return None
 

@@ -114,7 +114,7 @@ def build_callbacks(
     monitor = f"{settings.data.valid_sets[0]}/loss"
     divergence = Divergence(task.model, last_checkpoint=lambda: _last(settings.checkpoint_dir))
     return [
-        Redraw(task.model, every=trainer.redraw_every),
+        Redraw(task.model, every=trainer.redraw_every, at_once=trainer.windows_at_once),
         StepSeeds(data.position.start, seed=trainer.seed),
         data.position,
         *_build_images(settings, task, data),  # before the report, whose clock stands still until then
@@ -186,7 +186,11 @@ def test_best(run: Run) -> None:
     is_due = False
     if trainer.is_global_zero:
         metrics_path = run.settings.run_dir / METRICS_NAME
-        recorded = read_metrics(metrics_path) if metrics_path.exists() else {}
+        try:
+            recorded = read_metrics(metrics_path) if metrics_path.exists() else {}
+        except (FormatError, OSError) as error:  # the other ranks wait for the answer
+            log.warning("%s; testing in any case", error)
+            recorded = {}
         is_due = best.is_file() and any(step not in recorded.get(name, {}) for name in names)
     if trainer.strategy.broadcast(is_due):
         if trainer.is_global_zero:
@@ -217,4 +221,7 @@ def record_settings(settings: Settings) -> None:
         ]
         if changes:
             log.info("other settings than at the last start: %s", ", ".join(changes))
-    commit_bytes(path, OmegaConf.to_yaml(OmegaConf.create(values)).encode())
+    try:
+        commit_bytes(path, OmegaConf.to_yaml(OmegaConf.create(values)).encode())
+    except OSError as error:
+        log.warning("%s: %s; training goes on without this record", path, error.strerror or error)

@@ -17,6 +17,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from protperf.checkpoint.saving import CommittedFiles
 from protperf.config import TrainerConfig
+from protperf.train.launcher import be_patient
 from protperf.train.settings import Settings
 
 
@@ -109,6 +110,7 @@ def _leave_signals_to_us(trainer: pl.Trainer) -> None:
     """
     cast(Any, trainer)._signal_connector.register_signal_handlers = lambda: None
     cast(Any, trainer.fit_loop.epoch_loop)._broadcast_sigterm_tensor = lambda: None
+    be_patient()
 
 
 def _strategy(config: TrainerConfig) -> str | Strategy:
