@@ -165,7 +165,9 @@ def test_a_sweep_over_several_processes_is_refused(
     monkeypatch.chdir(tmp_path)
     arguments = ("--multirun", *SMALL, f"data.path={small_dataset()}", "trainer.devices=2")
     assert run_main("train", *arguments, monkeypatch=monkeypatch) == 1
-    assert capfd.readouterr().err.startswith("protperf train: --multirun works with trainer.devices=1")
+    assert capfd.readouterr().err.startswith(
+        "protperf train: --multirun trains each run with one process: trainer.devices=1"
+    )
 
 
 def test_debug_shows_the_traceback_instead(tmp_path: Path):

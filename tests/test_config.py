@@ -28,6 +28,7 @@ from protperf.config import (
 from protperf.model import ProteinModel
 from protperf.optim import learning_rate_factor
 from protperf.train.settings import SECTIONS, Settings, read_settings
+from protperf.train.trainers import resolve
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUP_FILES = [path for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name != "experiment"]
@@ -72,6 +73,28 @@ def test_defaults_are_the_same_in_yaml_and_in_python(group: str, name: str):
         for key, value in own.items()
         if key not in computed
     }
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("data.valid_sets=[valid,train]", r"valid_sets is .*allowed: valid, test, ood"),
+        ("trainer.max_steps=abc", r"TrainerConfig: max_steps: "),
+        ("optim.learning_rate=inf", r"learning_rate is inf"),
+        ("run_dir=''", r"run_dir is empty"),
+        ("name=a/../../b", r"name is 'a/../../b'"),
+    ],
+)
+def test_a_mistake_is_said_with_its_key(override: str, said: str):
+    with pytest.raises(ValueError, match=said) as error:
+        settings_of(override)
+    assert "\n" not in str(error.value)
+
+
+def test_nodes_that_nobody_started_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ValueError, match=r"trainer.num_nodes=2: nobody started .* torchrun or srun"):
+        resolve(settings_of("trainer.num_nodes=2").trainer)
 
 
 def test_every_key_is_described_under_its_field():
@@ -283,7 +306,7 @@ WRONG = [
     (TrainerConfig, "accelerator", "tpu", "auto, cpu, gpu"),
     (TrainerConfig, "strategy", "fsdp2", "auto, ddp, fsdp"),
     (TrainerConfig, "precision", "fp16", "32-true, bf16-mixed, 16-mixed"),
-    (TrainerConfig, "max_steps", 0, "at least 1"),
+    (TrainerConfig, "max_steps", 0, "1 to 1000000000000"),
     (TrainerConfig, "windows_at_once", -1, "at least 0"),
     (TrainerConfig, "keep_checkpoints", 0, "at least 1"),
     (TrainerConfig, "gradient_clip", -1.0, "at least 0"),

@@ -209,7 +209,9 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(small_disk: Path, caplog
     )
     run.trainer.callbacks.insert(0, Filling(small_disk, full=5, free=9))
     run.trainer.fit(run.task, run.data)
-    assert f"No space left on device: '{small_disk / step_name(8)}'; training goes on" in caplog.text
+    assert (
+        f"No space left on device: '{small_disk / step_name(8)}'; this checkpoint is left out" in caplog.text
+    )
     steps = [path.name for path in step_checkpoints(small_disk)]
     assert steps == [step_name(step) for step in (4, 12, 16)]
     assert not [path for path in small_disk.iterdir() if path.name.startswith(".")]

@@ -16,7 +16,7 @@ import pytest
 from training import clean_environment, small_dataset
 
 from protperf.formats.metrics_file import append_metrics, read_metrics
-from protperf.loggers import MetricsFile, has_wandb_key, reaches_wandb
+from protperf.loggers import MetricsFile, has_wandb_key, reaches_wandb, wandb_run
 from protperf.loggers.guarded import GuardedLogger
 from protperf.loggers.wandb_run import first_stop
 
@@ -85,6 +85,15 @@ def test_a_key_is_looked_for_in_netrc(
     assert has_wandb_key() == expected
     monkeypatch.setenv("WANDB_API_KEY", "x")
     assert has_wandb_key()
+
+
+@pytest.mark.parametrize("content", [b"", b"a/b c?", b"\0\0", b"x" * 100])
+def test_an_id_that_is_none_is_replaced_and_a_good_one_kept(content: bytes, tmp_path: Path):
+    (tmp_path / "wandb_id").write_bytes(content)
+    new = wandb_run._run_id(tmp_path)
+    assert wandb_run._ID.fullmatch(new)
+    (tmp_path / "wandb_id").write_text(f"{new}\n")
+    assert wandb_run._run_id(tmp_path) == new
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):

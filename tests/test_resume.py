@@ -275,6 +275,54 @@ def test_a_damaged_best_checkpoint_is_written_anew_and_keeps_nobody_from_going_o
     assert list(read_metrics(tmp_path / "metrics.csv")["test/loss"]) == [50]
 
 
+def test_a_damaged_last_checkpoint_costs_no_good_one(tmp_path: Path):
+    more = ("trainer.checkpoint_every=10", "trainer.keep_checkpoints=2")
+    train_small(tmp_path, *options(40, *more))
+    folder = tmp_path / "checkpoints"
+    last = folder / step_name(40)
+    last.write_bytes(last.read_bytes()[:5000])
+    run, _ = train_small(tmp_path, *options(34), "trainer.checkpoint_every=2", "trainer.keep_checkpoints=1")
+    assert run.checkpoint == folder / step_name(30)
+    assert sorted(path.name for path in folder.glob("step=*")) == [step_name(34), step_name(40)]
+    run, _ = train_small(tmp_path, *options(44), "trainer.keep_checkpoints=1", "trainer.checkpoint_every=40")
+    assert run.checkpoint == folder / step_name(34)
+    assert [path.name for path in folder.glob("step=*")] == [step_name(44)]
+
+
+@pytest.mark.parametrize("lacking", ["optimizer_states", "callbacks"])
+def test_a_checkpoint_that_lacks_what_training_needs_is_passed_over(
+    lacking: str, tmp_path: Path, caplog: Any
+):
+    train_small(tmp_path, *options(20, "trainer.checkpoint_every=10"))
+    last = tmp_path / "checkpoints" / step_name(20)
+    content = load_plain(last)
+    content[lacking] = {}
+    if lacking == "optimizer_states":
+        del content[lacking]
+    torch.save(content, last)
+    run, _ = train_small(tmp_path, *options(30, "trainer.checkpoint_every=10"))
+    assert run.checkpoint == tmp_path / "checkpoints" / step_name(10)
+    assert "trying the checkpoint before it" in caplog.text
+
+
+def test_a_best_checkpoint_alone_is_not_replaced_by_a_new_run(tmp_path: Path):
+    train_small(tmp_path, *options(25))
+    folder = tmp_path / "checkpoints"
+    (folder / step_name(25)).unlink()
+    with pytest.raises(ValueError, match=rf"best.ckpt: all that is left .* copy it to {step_name(25)}"):
+        train_small(tmp_path, *options(50))
+    shutil.copy(folder / "best.ckpt", folder / step_name(25))
+    _, record = train_small(tmp_path, *options(50))
+    assert record.losses == uninterrupted(50)[1].losses[25:]
+
+
+def test_a_foreign_metrics_file_is_refused_before_training(tmp_path: Path):
+    (tmp_path / "metrics.csv").write_text("hello\n")
+    with pytest.raises(ValueError, match=r"metrics.csv: not a metrics file, nothing is appended to it"):
+        train_small(tmp_path, *options(2))
+    assert (tmp_path / "metrics.csv").read_text() == "hello\n"
+
+
 def test_a_best_checkpoint_that_is_gone_is_written_anew(tmp_path: Path):
     train_small(tmp_path, *options(25))
     (tmp_path / "checkpoints" / "best.ckpt").unlink()
@@ -349,12 +397,19 @@ def test_an_accepted_start_is_recorded_with_what_changed_and_a_refused_one_is_no
     assert "other settings" not in first.stderr
     kept = config.read_text()
     assert "model_dim: 16" in kept
-    refused = protperf(*arguments, "trainer.max_steps=4", "objective=causal", cwd=tmp_path)
-    assert refused.returncode == 1
-    assert config.read_text() == kept
+    for change in ("objective=causal", "trainer.seed=1"):
+        refused = protperf(*arguments, "trainer.max_steps=4", change, cwd=tmp_path)
+        assert refused.returncode == 1
+        assert "cannot resume" in refused.stderr
+        assert config.read_text() == kept
     second = protperf(*arguments, "trainer.max_steps=4", "data.batch_size=2", cwd=tmp_path)
     assert (
         "other settings than at the last start: data.batch_size 4 -> 2, optim.decay_steps 2 -> 4, "
         "trainer.max_steps 2 -> 4\n"
     ) in second.stderr
     assert not (tmp_path / "runs" / "r" / ".hydra").exists()
+    config.write_bytes(b"{{{: \0")
+    third = protperf(*arguments, "trainer.max_steps=5", cwd=tmp_path)
+    assert third.returncode == 0
+    assert "config.yaml: not a configuration" in third.stderr
+    assert "model_dim: 16" in config.read_text()

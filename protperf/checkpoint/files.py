@@ -26,6 +26,7 @@ ENTRY = "protperf"
 _MAY_CHANGE = ("dropout", "activation_checkpointing")
 """Keys of the model that may differ when a run goes on: they are no part of what was learned."""
 _ENTRIES = ("state_dict", "global_step", ENTRY)
+_OF_TRAINING = ("optimizer_states", "lr_schedulers", "callbacks", "loops")
 _DESCRIPTION = (
     "format_version",
     "model",
@@ -90,8 +91,19 @@ def step_name(step: int) -> str:
 
 def step_checkpoints(checkpoint_dir: Path) -> list[Path]:
     """Return the checkpoints of a folder by step, the latest last."""
-    found = [path for path in checkpoint_dir.glob("step=*.ckpt") if _STEP_NAME.fullmatch(path.name)]
+    found = [
+        path
+        for path in checkpoint_dir.glob("step=*.ckpt")
+        if _STEP_NAME.fullmatch(path.name) and path.is_file()
+    ]
     return sorted(found, key=step_of)
+
+
+def remove_unfinished(checkpoint_dir: Path) -> None:
+    """Remove what killed processes left half-written; call it where no other process writes there."""
+    for pattern in (".step=*.ckpt.*.tmp", f".{BEST_NAME}.*.tmp"):
+        for path in checkpoint_dir.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -203,7 +215,10 @@ def check_resumable(path: Path, description: dict[str, Any]) -> None:
         ValueError: a key that differs, by name, or another vocabulary.
         FormatError: a damaged or foreign file.
     """
-    found, own = (_fixed_keys(about) for about in (read_checkpoint(path)[ENTRY], description))
+    content = read_checkpoint(path)
+    _check_entries(path, content, _OF_TRAINING)
+    _check_entries(path, content["callbacks"], ("Position", "Checkpoints"))
+    found, own = (_fixed_keys(about) for about in (content[ENTRY], description))
     for key, value in own.items():
         if found.get(key) != value:
             raise ValueError(

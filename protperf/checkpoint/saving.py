@@ -17,7 +17,7 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning.callbacks import Callback
 
-from protperf.checkpoint.files import BEST_NAME, ENTRY, read_checkpoint, step_checkpoints, step_name
+from protperf.checkpoint.files import BEST_NAME, ENTRY, read_checkpoint, step_checkpoints, step_name, step_of
 from protperf.checkpoint.stopping import StopRequest
 from protperf.formats import FormatError
 from protperf.formats.commit import FULL_DISK, commit_bytes
@@ -181,23 +181,24 @@ class Checkpoints(Callback):
 
     def _end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save and end the process."""
-        self._save_step(trainer, pl_module)
-        self._stop.end(step=trainer.global_step, is_first_rank=trainer.is_global_zero)
+        is_saved = self._save_step(trainer, pl_module)
+        self._stop.end(step=trainer.global_step, is_first_rank=trainer.is_global_zero, is_saved=is_saved)
 
-    def _save_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def _save_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
         step = trainer.global_step
         if not math.isfinite(
             total_norm(pl_module.parameters())
         ):  # so that there is a sound one to go on from
             raise self._diverged(what="the weights have diverged", step=step)
-        path = self._folder / step_name(step)
-        self._save(trainer, path)
-        if trainer.is_global_zero and path.exists():
-            for old in step_checkpoints(self._folder)[: -self._keep]:
+        is_saved = self._save(trainer, self._folder / step_name(step))
+        if trainer.is_global_zero and is_saved:
+            known = [path for path in step_checkpoints(self._folder) if step_of(path) <= step]
+            for old in known[: -self._keep]:  # a later one is damaged: this run went on from before it
                 try:
                     old.unlink(missing_ok=True)
                 except OSError as error:
                     log.warning("%s: %s; it stays", old, error.strerror or error)
+        return is_saved
 
     def _save(self, trainer: pl.Trainer, path: Path) -> bool:
         """Write a checkpoint; where the disk is full, say so and train on: the ones before it are still there.
@@ -215,7 +216,7 @@ class Checkpoints(Callback):
         if error.errno not in MAY_PASS or trainer.global_step == trainer.max_steps:
             raise error
         if trainer.is_global_zero:
-            log.warning("%s; training goes on, the checkpoints before it are kept", error)
+            log.warning("%s; this checkpoint is left out, the ones before it are kept", error)
         return False
 
 

@@ -25,9 +25,13 @@ class StopRequest:
 
     A handler only notes the signal: whatever the process does then, a collective operation of its own would disturb.
     Processes forked from this one ignore the signals.
+
+    Attributes:
+        is_forced: whether the process was told to end at once.
     """
 
     def __init__(self) -> None:
+        self.is_forced = False
         self._signal: int | None = None
         self._handlers: dict[int, Any] = {}
         self._group: Any = None
@@ -76,12 +80,19 @@ class StopRequest:
         self._asked = None
         return bool(self._flag)
 
-    def end(self, *, step: int, is_first_rank: bool) -> None:
-        """End the process, whose state is saved."""
+    def end(self, *, step: int, is_first_rank: bool, is_saved: bool = True) -> None:
+        """End the process.
+
+        Args:
+            step: that it stopped after.
+            is_first_rank: which is the one to say so.
+            is_saved: whether the step has a checkpoint.
+        """
         self._answer()  # no operation of the group is left open
         if is_first_rank:
             name = signal.Signals(self._signal).name if self._signal else "another rank"
-            log.info("stopped by %s after step %s; the same command goes on", name, f"{step:,}")
+            rest = "" if is_saved else " from the checkpoint before, for this step has none"
+            log.info("stopped by %s after step %s; the same command goes on%s", name, f"{step:,}", rest)
         raise SystemExit(128 + signal.SIGINT if self._signal == signal.SIGINT else TRY_AGAIN)
 
     def _handler(self, pid: int) -> Any:
@@ -89,6 +100,7 @@ class StopRequest:
             if os.getpid() != pid:
                 return
             if self._signal == number == signal.SIGINT:
+                self.is_forced = True
                 raise KeyboardInterrupt
             self._signal = number
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast
 
@@ -22,7 +23,7 @@ def from_section(config_class: type[ConfigT], section: DictConfig | dict[str, An
         return cast(ConfigT, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         names = ", ".join(field.name for field in fields(config_class))  # type: ignore[arg-type]
-        reason = str(error).splitlines()[0]
+        reason = f"{error.full_key}: {str(error).splitlines()[0]}".removeprefix(": ").removeprefix("None: ")
         raise ValueError(f"{config_class.__name__}: {reason}; allowed keys: {names}") from error
 
 
@@ -41,6 +42,6 @@ def check_choice(config: Any, field: str, allowed: tuple[str, ...]) -> None:
 def check_range(config: Any, field: str, low: float, high: float = float("inf")) -> None:
     """Raise a `ValueError` unless a field's value lies in `low` to `high`."""
     value = getattr(config, field)
-    if not low <= value <= high:
+    if not (low <= value <= high and math.isfinite(value)):
         limits = f"at least {low}" if high == float("inf") else f"{low} to {high}"
         raise ValueError(f"{type(config).__name__}.{field} is {value}; allowed: {limits}")

@@ -53,8 +53,8 @@ class TrainerConfig:
         check_choice(self, "accelerator", ("auto", "cpu", "gpu"))
         check_choice(self, "strategy", ("auto", "ddp", "fsdp"))
         check_choice(self, "precision", ("auto", "32-true", "bf16-mixed", "16-mixed"))
-        positive = ("max_steps", "validate_every")
-        for field in (*positive, "checkpoint_every", "keep_checkpoints", "log_every"):
+        check_range(self, "max_steps", 1, 10**12)
+        for field in ("validate_every", "checkpoint_every", "keep_checkpoints", "log_every"):
             check_range(self, field, 1)
         for field in (
             "devices",

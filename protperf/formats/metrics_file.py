@@ -50,6 +50,19 @@ def append_metrics(path: Path, reports: Iterable[Report]) -> None:
             raise
 
 
+def check_metrics_file(path: Path) -> None:
+    """Raise a `FormatError` unless a file that is to be appended to is absent, empty or begins as a metrics file."""
+    if not path.exists():
+        return
+    first = b"?"
+    if path.is_file():
+        with path.open("rb") as file:
+            first = file.readline(200)
+    header = ",".join(HEADER).encode()
+    if first.strip() != header and not header.startswith(first):
+        raise FormatError(f"{path}: not a metrics file, nothing is appended to it; move it away")
+
+
 def read_metrics(path: Path) -> dict[str, dict[int, float]]:
     """Return metric name -> step -> value, steps in ascending order.
 

@@ -10,7 +10,7 @@ from typing import Any
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from protperf.formats.metrics_file import METRICS_NAME, Report, append_metrics
+from protperf.formats.metrics_file import METRICS_NAME, Report, append_metrics, check_metrics_file
 
 log = logging.getLogger("protperf")
 
@@ -22,11 +22,15 @@ class MetricsFile(Logger):
 
     Args:
         run_dir: the run's folder.
+
+    Raises:
+        FormatError: what is there is no metrics file.
     """
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__()
         self.path = run_dir / METRICS_NAME
+        check_metrics_file(self.path)
         self._waiting: list[Report] = []
         self._is_refused = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import netrc
 import os
+import re
 import secrets
 import socket
 import sys
@@ -29,6 +30,7 @@ log = logging.getLogger("protperf")
 STEP_NAME = "trainer/global_step"
 """The optimizer step, the x-axis of all metrics: W&B's own step starts at 0 again with each offline start."""
 
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_NAME = "wandb_id"
 _SECONDS_TO_CONNECT = 5
 _SECONDS_TO_START = 30
@@ -211,8 +213,10 @@ def _exit_status(error: BaseException | None) -> int:
 def _run_id(run_dir: Path) -> str:
     """Return the run's W&B id, kept in its folder so that every start continues the same run."""
     path = run_dir / _ID_NAME
-    known = path.read_text() if path.exists() else ""
-    if not known:
+    known = path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
+    if not _ID.fullmatch(known):
+        if path.exists():
+            log.warning("%s: holds no id of a W&B run; a new run begins there", path)
         known = secrets.token_hex(4)
         commit_bytes(path, known.encode())
     return known

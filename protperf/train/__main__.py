@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -16,8 +17,10 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.utilities import rank_zero_only
 
+from protperf.checkpoint import remove_unfinished
 from protperf.checkpoint.stopping import StopRequest
 from protperf.formats.commit import lock_folder
 from protperf.loggers import close_loggers
@@ -31,6 +34,7 @@ log = logging.getLogger("protperf")
 
 def main() -> None:
     """Run Hydra on the command line; errors leave as `ValueError` with one line."""
+    logging.raiseExceptions = False  # a full disk costs lines of train.log, not a traceback for each
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then passes exceptions on instead of printing them
     try:
         train()
@@ -47,31 +51,39 @@ def train(config: DictConfig) -> None:
             with _lock_run(settings.run_dir), ExitStack() as at_end:
                 _run(settings, stop, at_end)
         except (ValueError, OSError) as error:
-            if os.environ.get("PROTPERF_DEBUG") or _is_sweep():
+            if os.environ.get("PROTPERF_DEBUG") or _is_job_of_sweep():
                 raise  # Hydra takes a job's exception to the command that waits for the sweep
             raise SystemExit(_from_rank(f"protperf train: {error}")) from error
 
 
 def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
     """Build, train, test; print the run's folder."""
+    if not cast(Any, rank_zero_only).rank:
+        remove_unfinished(settings.checkpoint_dir)
     run = build_run(settings, stop)
     at_end.callback(close_loggers, run.trainer.loggers)
     parameters = sum(parameter.numel() for parameter in run.task.model.parameters())
     is_first = run.trainer.is_global_zero
     if is_first:
         log.info("%s parameters; %s", f"{parameters:,}", describe_start(run))
-        record_settings(run.settings)
+        # once the checkpoint is taken: a start that is refused leaves no trace
+        accepted = LambdaCallback(on_train_start=lambda *_: record_settings(run.settings))
+        cast(Any, run.trainer).callbacks.append(accepted)
     try:
         run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
         if stop.agreed(at_once=True):
             stop.end(step=run.trainer.global_step, is_first_rank=is_first)
         test_best(run)
+    except SystemExit:
+        if stop.is_forced:  # Lightning has made a failure of it
+            raise SystemExit(128 + signal.SIGINT) from None
+        raise
     except (RuntimeError, MemoryError) as error:
         known = explain_failure(error, run.settings)
         if known is None or os.environ.get("PROTPERF_DEBUG"):
             raise
         line, status = known
-        if _is_sweep():
+        if _is_job_of_sweep():
             raise ValueError(line) from error
         print(_from_rank(f"protperf train: {line}"), file=sys.stderr)
         raise SystemExit(status) from error
@@ -90,6 +102,11 @@ def _is_sweep() -> bool:
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
+def _is_job_of_sweep() -> bool:
+    """Tell whether submitit runs this, which waits for ever for a job that ends without a result or an exception."""
+    return "SUBMITIT_EXECUTOR" in os.environ
+
+
 def _in_sweep(settings: Settings) -> Settings:
     """Give each run of `--multirun` its own folder below the sweep's.
 
@@ -100,7 +117,7 @@ def _in_sweep(settings: Settings) -> Settings:
     if not _is_sweep():
         return settings
     trainer = resolve(settings.trainer)
-    if trainer.devices * trainer.num_nodes > 1 and "SUBMITIT_EXECUTOR" not in os.environ:
+    if trainer.devices * trainer.num_nodes > 1 and not _is_job_of_sweep():
         raise ValueError(
             "--multirun trains each run with one process: trainer.devices=1 trainer.num_nodes=1; for more, "
             "hydra/launcher=submitit_slurm hydra.launcher.tasks_per_node=N starts them in jobs of SLURM"

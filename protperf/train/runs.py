@@ -13,7 +13,15 @@ from pytorch_lightning.loggers import Logger
 
 from protperf.callbacks import AttentionImages, Divergence, EarlyStop, Progress, Redraw, Report, StepSeeds
 from protperf.callbacks.images import NUM_PROTEINS, choose_proteins
-from protperf.checkpoint import BEST_NAME, check_resumable, describe, step_checkpoints, step_of
+from protperf.checkpoint import (
+    BEST_NAME,
+    check_resumable,
+    describe,
+    read_checkpoint,
+    step_checkpoints,
+    step_name,
+    step_of,
+)
 from protperf.checkpoint.saving import Checkpoints
 from protperf.checkpoint.stopping import StopRequest
 from protperf.config import to_dict
@@ -166,6 +174,13 @@ def _find_start(settings: Settings, description: dict[str, Any]) -> Path | None:
         raise ValueError(
             f"{settings.run_dir}: already holds a run; give another name, remove the folder, or resume=true"
         )
+    best = settings.checkpoint_dir / BEST_NAME
+    if not checkpoints and best.exists():
+        step = read_checkpoint(best)["global_step"]
+        raise ValueError(
+            f"{best}: all that is left of a run; copy it to {step_name(step)} beside it to go on from there, or give "
+            "another name"
+        )
     for path in reversed(checkpoints):
         try:
             check_resumable(path, description)
@@ -191,11 +206,21 @@ def test_best(run: Run) -> None:
         except (FormatError, OSError) as error:  # the other ranks wait for the answer
             log.warning("%s; testing in any case", error)
             recorded = {}
-        is_due = best.is_file() and any(step not in recorded.get(name, {}) for name in names)
+        is_due = any(step not in recorded.get(name, {}) for name in names) and _is_whole(best)
     if trainer.strategy.broadcast(is_due):
         if trainer.is_global_zero:
             log.info("testing %s", best)
         trainer.test(run.task, run.data, ckpt_path=best, verbose=False)
+
+
+def _is_whole(best: Path) -> bool:
+    """Tell whether there is a best checkpoint to test; say why not."""
+    try:
+        read_checkpoint(best)
+    except (FormatError, OSError) as error:
+        log.warning("%s; there is no best model to test", error)
+        return False
+    return True
 
 
 def describe_start(run: Run) -> str:
@@ -211,17 +236,25 @@ def record_settings(settings: Settings) -> None:
     """Keep the configuration of an accepted start in the run's folder; log what differs from the start before."""
     values = {name: to_dict(getattr(settings, name)) for name in SECTIONS}
     path = settings.run_dir / CONFIG_NAME
-    if path.exists():
-        before = OmegaConf.load(path)
-        changes = [
-            f"{section}.{key} {old} -> {new}"
-            for section, keys in values.items()
-            for key, new in keys.items()
-            if (old := OmegaConf.select(before, f"{section}.{key}")) != new
-        ]
-        if changes:
-            log.info("other settings than at the last start: %s", ", ".join(changes))
+    try:
+        changes = _changes(path, values) if path.exists() else []
+    except Exception as error:  # whatever a reader of YAML makes of foreign bytes
+        log.warning("%s: not a configuration (%s); written anew", path, type(error).__name__)
+        changes = []
+    if changes:
+        log.info("other settings than at the last start: %s", ", ".join(changes))
     try:
         commit_bytes(path, OmegaConf.to_yaml(OmegaConf.create(values)).encode())
     except OSError as error:
         log.warning("%s: %s; training goes on without this record", path, error.strerror or error)
+
+
+def _changes(path: Path, values: dict[str, Any]) -> list[str]:
+    """Return what differs from the configuration of the start before."""
+    before = OmegaConf.load(path)
+    return [
+        f"{section}.{key} {old} -> {new}"
+        for section, keys in values.items()
+        for key, new in keys.items()
+        if (old := OmegaConf.select(before, f"{section}.{key}")) != new
+    ]

@@ -64,7 +64,8 @@ def read_settings(config: DictConfig) -> Settings:
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     _check_top(values)
     sections: dict[str, Any] = {
-        name: from_section(config_class, values[name]) for name, config_class in SECTIONS.items()
+        name: from_section(SECTIONS[name], values[name])
+        for name in ("trainer", *SECTIONS)  # first, as others take values of it
     }
     return Settings(
         **sections, name=str(values["name"]), run_dir=Path(values["run_dir"]), resume=values["resume"]
@@ -81,7 +82,9 @@ def _check_top(values: dict[str, Any]) -> None:
     if not isinstance(values["resume"], bool):
         raise ValueError(f"resume is {values['resume']!r}; allowed: true, false")
     name = str(values["name"] or "")
-    if name in ("", ".", "..") or Path(name).is_absolute():
+    if not values["run_dir"]:
+        raise ValueError("run_dir is empty; give run_dir=PATH, or name=NAME alone")
+    if name in ("", ".") or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(
             f"name is {name!r}; give name=NAME: it names the run's folder (run_dir=PATH puts it anywhere)"
         )

@@ -40,6 +40,11 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
     here = torch.cuda.device_count() if accelerator == "gpu" else 0
     devices = config.devices or launched_devices or max(1, here)
     num_nodes = config.num_nodes or launched_nodes or 1
+    if num_nodes > 1 and not launched_nodes and not {"MASTER_ADDR", "NODE_RANK"} <= os.environ.keys():
+        raise ValueError(
+            f"trainer.num_nodes={num_nodes}: nobody started this process as one of several nodes; start it with torchrun or "
+            "srun (docs/cluster.md), or set MASTER_ADDR, MASTER_PORT and NODE_RANK on each node"
+        )
     strategy = config.strategy
     if strategy == "auto" and devices * num_nodes > 1:
         strategy = "ddp"
