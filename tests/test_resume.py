@@ -305,14 +305,15 @@ def test_a_checkpoint_that_lacks_what_training_needs_is_passed_over(
     assert "trying the checkpoint before it" in caplog.text
 
 
-def test_a_best_checkpoint_alone_is_not_replaced_by_a_new_run(tmp_path: Path):
+def test_a_run_of_which_only_the_best_checkpoint_is_left_goes_on_from_it(tmp_path: Path):
+    """As where it was killed after its first validation and before its first checkpoint."""
     train_small(tmp_path, *options(25))
     folder = tmp_path / "checkpoints"
     (folder / step_name(25)).unlink()
-    with pytest.raises(ValueError, match=rf"best.ckpt: all that is left .* copy it to {step_name(25)}"):
-        train_small(tmp_path, *options(50))
-    shutil.copy(folder / "best.ckpt", folder / step_name(25))
-    _, record = train_small(tmp_path, *options(50))
+    with pytest.raises(ValueError, match="already holds a run"):
+        train_small(tmp_path, *options(50), "resume=false")
+    run, record = train_small(tmp_path, *options(50))
+    assert run.checkpoint == folder / "best.ckpt"
     assert record.losses == uninterrupted(50)[1].losses[25:]
 
 

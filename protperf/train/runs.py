@@ -19,7 +19,6 @@ from protperf.checkpoint import (
     describe,
     read_checkpoint,
     step_checkpoints,
-    step_name,
     step_of,
 )
 from protperf.checkpoint.saving import Checkpoints
@@ -170,16 +169,14 @@ def _build_images(settings: Settings, task: LanguageModelTask, data: WindowData)
 def _find_start(settings: Settings, description: dict[str, Any]) -> Path | None:
     """Return the latest whole checkpoint, to go on from; `None` at the first start."""
     checkpoints = step_checkpoints(settings.checkpoint_dir)
+    best = settings.checkpoint_dir / BEST_NAME
+    if (
+        not checkpoints and best.is_file()
+    ):  # a run that was killed between its first validation and its first checkpoint
+        checkpoints = [best]
     if checkpoints and not settings.resume:
         raise ValueError(
             f"{settings.run_dir}: already holds a run; give another name, remove the folder, or resume=true"
-        )
-    best = settings.checkpoint_dir / BEST_NAME
-    if not checkpoints and best.exists():
-        step = read_checkpoint(best)["global_step"]
-        raise ValueError(
-            f"{best}: all that is left of a run; copy it to {step_name(step)} beside it to go on from there, or give "
-            "another name"
         )
     for path in reversed(checkpoints):
         try:
@@ -227,7 +224,7 @@ def describe_start(run: Run) -> str:
     """Return what is about to happen, for the log."""
     if run.checkpoint is None:
         return f"{len(run.data.train_shards):,} training windows of {run.data.window:,} tokens; first start"
-    step, wanted = step_of(run.checkpoint), run.trainer.max_steps
+    step, wanted = read_checkpoint(run.checkpoint)["global_step"], run.trainer.max_steps
     done = f"; trainer.max_steps={wanted} is reached already" if step >= wanted else ""
     return f"going on from {run.checkpoint}{done}"
 
