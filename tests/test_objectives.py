@@ -273,7 +273,7 @@ def random_proteins(window: int) -> Path:
 def loss_on_random_residues(run_dir: Path, *, window: int, kind: str, attention: str) -> float:
     options = (f"objective={kind}", f"model.attention={attention}", f"data.batch_size={1280 // window}")
     run, _ = train_small(run_dir, *options, *RANDOM_OPTIONS, data=random_proteins(window))
-    return run.task.valid_results["valid/loss"]
+    return run.task.results["valid/loss"]
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.15, 0.5])
