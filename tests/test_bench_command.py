@@ -236,7 +236,7 @@ def test_a_model_that_is_too_slow_is_left_out(capsys: pytest.CaptureFixture[str]
         (["error", "--couplings", "qr"], "--couplings qr: not there; allowed: iid,"),
         (
             ["model", "--preset", "performer_37l"],
-            "--preset performer_37l: not there; allowed: performer_12l,",
+            "--preset performer_37l: not there; allowed: paper_concat,",
         ),
         (["model", "num_layer=3"], "num_layer"),
         (["model", "attention"], "attention"),

@@ -43,11 +43,6 @@ class DataConfig:
             raise ValueError(
                 f"DataConfig.valid_sets is {list(self.valid_sets)}; allowed: at least one split, each named once"
             )
-        if "train" in self.valid_sets:
-            raise ValueError(
-                f"DataConfig.valid_sets is {list(self.valid_sets)}; allowed: valid, test, ood (train/... are the metrics "
-                "of training)"
-            )
         unknown = set(self.test_sets) - {"test", "ood", "valid"}
         if unknown or len(set(self.test_sets)) < len(self.test_sets):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytorch_lightning as pl
+import torch
 from torch.utils.data import DataLoader
 
 from protperf.batches import Batch
@@ -125,7 +126,7 @@ class WindowData(pl.LightningDataModule):
             sampler=batches,
             batch_size=None,  # an item is a batch
             num_workers=workers,
-            pin_memory=self._is_on_cuda,
+            pin_memory=torch.cuda.is_available() and self._is_on_cuda,
             persistent_workers=workers > 0,
             worker_init_fn=leave_signals_to_parent if workers else None,
         )

@@ -67,6 +67,11 @@ def read_settings(config: DictConfig) -> Settings:
         name: from_section(SECTIONS[name], values[name])
         for name in ("trainer", *SECTIONS)  # first, as others take values of it
     }
+    if "train" in sections["data"].valid_sets:
+        raise ValueError(
+            f"data.valid_sets is {list(sections['data'].valid_sets)}; allowed: valid, test, ood (train/... are the metrics of "
+            "training)"
+        )
     return Settings(
         **sections, name=str(values["name"]), run_dir=Path(values["run_dir"]), resume=values["resume"]
     )
