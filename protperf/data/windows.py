@@ -53,7 +53,7 @@ class WindowData(pl.LightningDataModule):
         self.test_shards = {
             name: ShardSet(config.path, name, window=length, files=files)
             for name in config.test_sets
-            if train_sets[0].manifest.splits[name].windows
+            if name in train_sets[0].manifest.splits and train_sets[0].manifest.splits[name].windows
         }
         self.quotas = mix_quotas(config.weights or self.train_shards.sizes)
         self.position = Position(
