@@ -102,6 +102,7 @@ class Job:
         deadline = time.monotonic() + 60
         while (now := self.field("JobState")) != "RUNNING":
             assert time.monotonic() < deadline, (now, self.log())
+            assert now not in ENDED, (now, self.log())
             if now == "PENDING" and self.field("Reason") == "BeginTime":
                 self.ask("scontrol", "update", f"jobid={self.number}", "StartTime=now")
             time.sleep(0.2)
@@ -120,6 +121,7 @@ class Job:
         deadline = time.monotonic() + 60
         while int(self.field("Restarts")) < restarts:
             assert time.monotonic() < deadline, self.log()
+            assert self.field("JobState") not in ENDED, self.log()
             time.sleep(0.2)
         self.start_again()
         return max(map(step_of, step_checkpoints(self.run_dir / "checkpoints")))
