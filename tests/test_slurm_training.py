@@ -104,6 +104,8 @@ class Job:
             assert time.monotonic() < deadline, (now, self.log())
             assert now not in ENDED, (now, self.log())
             if now == "PENDING" and self.field("Reason") == "BeginTime":
+                # a node takes a job anew only some seconds after it was told that the one before is revoked
+                time.sleep(3)
                 self.ask("scontrol", "update", f"jobid={self.number}", "StartTime=now")
             time.sleep(0.2)
 
