@@ -72,6 +72,10 @@ class StopRequest:
         )
         return before or (at_once and self._answer())
 
+    def settle(self) -> None:
+        """Wait for what is asked: a process that leaves an operation of the group open is aborted at its end."""
+        self._answer()
+
     def _answer(self) -> bool:
         """Wait for what was asked, if anything was."""
         if self._asked is None:
@@ -88,7 +92,7 @@ class StopRequest:
             is_first_rank: which is the one to say so.
             is_saved: whether the step has a checkpoint.
         """
-        self._answer()  # no operation of the group is left open
+        self.settle()
         if is_first_rank:
             name = signal.Signals(self._signal).name if self._signal else "another rank"
             rest = "" if is_saved else " from the checkpoint before, for this step has none"

@@ -74,6 +74,7 @@ def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
         if stop.agreed(at_once=True):
             stop.end(step=run.trainer.global_step, is_first_rank=is_first)
         test_best(run)
+        stop.settle()
     except SystemExit:
         if stop.is_forced:  # Lightning has made a failure of it
             raise SystemExit(128 + signal.SIGINT) from None
