@@ -7,12 +7,12 @@ Axis letters: `B` batch, `L` length in tokens, `D` model width, `H` heads, `K` h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, normalize, silu
+from torch.nn.functional import gelu, linear, silu
 from torch.utils.checkpoint import checkpoint
 
 from protperf.attention import (
@@ -22,43 +22,17 @@ from protperf.attention import (
     positions_in_documents,
     projection_generator,
 )
+from protperf.attention.norms import QueryKeySums, sum_queries_keys, with_temperature
 from protperf.config import ModelConfig
+from protperf.positions import rotate, rotations, sinusoids
 from protperf.vocab import VOCABULARY
 
 INIT_STD = 0.02
-ROPE_BASE = 10_000.0
 INIT_TEMPERATURE = 1.0
 """|q||k|/sqrt(K) of a new model with `qk_norm`: a weight estimated with 256 features is then off by 17 %, about."""
 
-
-class QueryKeySums(NamedTuple):
-    """How long queries and keys are: sums over tokens, which may be added over batches and ranks.
-
-    Attributes:
-        tokens: `()` number of tokens.
-        lengths: `(layers, 2, H)` of |q| and |k|.
-        squares: `(layers, 2, H)` of |q|^2 and |k|^2.
-        vectors: `(layers, 2, H, K)` of q and k.
-    """
-
-    tokens: Tensor
-    lengths: Tensor
-    squares: Tensor
-    vectors: Tensor
-
-    def products(self) -> Tensor:
-        """Return mean |q| times mean |k| over sqrt(K), `(layers, H)`: about the largest logit there is."""
-        means = self.lengths / self.tokens
-        return means.prod(1) * self.vectors.shape[-1] ** -0.5
-
-    def pair_squares(self) -> Tensor:
-        """Return the mean of |q' + k'|^2 over all pairs, x' = x / K^(1/4), `(layers, H)`.
-
-        The relative variance of a random feature is the exponential of it.
-        """
-        means = self.vectors / self.tokens
-        cross = 2 * (means[:, 0] * means[:, 1]).sum(-1)
-        return (self.squares.sum(1) / self.tokens + cross) * self.vectors.shape[-1] ** -0.5
+Look = Callable[[Tensor, Tensor, Tensor | None], None]
+"""What `ProteinModel.watch` calls in each layer: with q and k `(B, H, L, K)` as they enter attention, and documents."""
 
 
 class ProteinModel(nn.Module):
@@ -78,7 +52,7 @@ class ProteinModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, causal=causal) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.model_dim)
         self.register_buffer("redraws", torch.zeros((), dtype=torch.int64))
-        self._measured: list[QueryKeySums] | None = None
+        self._look: Look | None = None
         self._draw_projections(0)
         self._initialise()
 
@@ -90,42 +64,66 @@ class ProteinModel(nn.Module):
             documents: int32 `(B, L)`; tokens with equal numbers (one contiguous run) see each other and positions
                 restart in each run; -1 is padding. `None`: one document a row.
         """
+        return self.states(tokens, documents, layers=(self.config.num_layers,))[0]
+
+    def states(
+        self, tokens: Tensor, documents: Tensor | None = None, *, layers: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the hidden states of chosen layers, `(B, L, D)` each.
+
+        Args:
+            tokens: as in `forward`.
+            documents: as in `forward`.
+            layers: 0 is what enters the first block, i what leaves block i, and the last (`num_layers`) that after the
+                final norm.
+        """
         x, rotation = self._enter(tokens, documents)
-        for block in self.blocks:
+        kept = {0: x} if 0 in layers else {}
+        for layer, block in enumerate(self.blocks, start=1):
             if self.config.activation_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, documents, rotation, use_reentrant=False)
             else:
-                x = block(x, documents, rotation, self._measured)
-        return self.norm(x)
+                x = block(x, documents, rotation, self._look)
+            if layer in layers:
+                kept[layer] = self.norm(x) if layer == len(self.blocks) else x
+        return [kept[layer] for layer in layers]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens, `(..., V)` for `(..., D)`; the head is the embedding's matrix."""
         return linear(hidden, self.embedding.weight)
 
-    @torch.no_grad()
     def query_key_sums(self, tokens: Tensor, documents: Tensor | None = None) -> QueryKeySums:
         """Measure queries and keys as they enter attention in every layer, without dropout.
-
-        A forward pass like any other, since sharded weights are only whole inside one.
 
         Args:
             tokens: as in `forward`.
             documents: as in `forward`; padding is left out.
         """
+        sums: list[QueryKeySums] = []
+        self.watch(tokens, documents, lambda q, k, seen: sums.append(sum_queries_keys(q, k, seen)))
+        by_layer = zip(*(layer[1:] for layer in sums), strict=True)
+        return QueryKeySums(sums[0].tokens, *(torch.cat(parts) for parts in by_layer))
+
+    @torch.no_grad()
+    def watch(self, tokens: Tensor, documents: Tensor | None, look: Look) -> None:
+        """Show `look` the queries and keys of every layer in turn, without dropout or gradients.
+
+        A forward pass like any other, since sharded weights are only whole inside one. An error in `look` ends it.
+
+        Args:
+            tokens: as in `forward`.
+            documents: as in `forward`.
+            look: called once a layer, from first to last.
+        """
         training = self.training
         self.eval()
-        measured: list[QueryKeySums] = []
-        self._measured = measured
+        self._look = look
         try:
             with torch.compiler.set_stance("force_eager"):
                 self(tokens, documents)
         finally:
-            self._measured = None
+            self._look = None
             self.train(training)
-        tokens_seen = measured[0].tokens
-        return QueryKeySums(
-            tokens_seen, *(torch.cat(parts) for parts in zip(*(m[1:] for m in measured), strict=True))
-        )
 
     @property
     def head_dim(self) -> int:
@@ -225,10 +223,10 @@ class Block(nn.Module):
         x: Tensor,
         documents: Tensor | None,
         rotation: tuple[Tensor, Tensor] | None,
-        measured: list[QueryKeySums] | None = None,
+        look: Look | None = None,
     ) -> Tensor:
-        """Return `(B, L, D)`; a layer that is `measured` adds its sums to that list."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), documents, rotation, measured))
+        """Return `(B, L, D)`; `look`, if there is one, is shown queries and keys."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), documents, rotation, look))
         return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
 
 
@@ -260,12 +258,12 @@ class SelfAttention(nn.Module):
         x: Tensor,
         documents: Tensor | None,
         rotation: tuple[Tensor, Tensor] | None,
-        measured: list[QueryKeySums] | None = None,
+        look: Look | None = None,
     ) -> Tensor:
         """Return `(B, L, D)`."""
         q, k, v = self.queries_keys_values(x, rotation)
-        if measured is not None:
-            measured.append(sum_queries_keys(q, k, documents))
+        if look is not None:
+            look(q, k, documents)
         out = attend(
             q,
             k,
@@ -319,60 +317,6 @@ class FeedForward(nn.Module):
             x, gate = x.chunk(2, dim=-1)
             return self.out(self.dropout(x * silu(gate)))
         return self.out(self.dropout(gelu(x)))
-
-
-def sum_queries_keys(q: Tensor, k: Tensor, documents: Tensor | None) -> QueryKeySums:
-    """Return the sums of one layer's queries and keys `(B, H, L, K)`, padding left out."""
-    real = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if documents is None else documents >= 0
-    both = torch.stack([y.transpose(1, 2)[real] for y in (q, k)]).float()  # (2, tokens, H, K)
-    sums = both.norm(dim=-1).sum(1), both.square().sum((1, -1)), both.sum(1)
-    return QueryKeySums(real.sum().clamp_min(1).float(), *(each.unsqueeze(0) for each in sums))
-
-
-def with_temperature(x: Tensor, log_temperature: Tensor) -> Tensor:
-    """Give queries or keys `(B, H, L, K)` the length sqrt(t) K^(1/4), so that q.k / sqrt(K) = t cos(q, k).
-
-    Source: Henry et al. 2020, "Query-key normalization for transformers", arXiv:2010.04245; here with one learned
-    temperature a head, whose square root both sides get: |q'| = |k'| = sqrt(t) bounds the variance of random features.
-
-    Args:
-        x: queries or keys.
-        log_temperature: log t, `(H,)`.
-    """
-    length = torch.exp(log_temperature.float() / 2)[:, None, None] * x.shape[-1] ** 0.25
-    return (normalize(x.float(), dim=-1, eps=1e-6) * length).to(x.dtype)
-
-
-def rotations(places: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the rotary angles, float32 `(B, 1, L, K / 2)` each.
-
-    Source: Su et al. 2021, RoFormer, arXiv:2104.09864, Eq. 15; here feature i turns with feature i + K / 2.
-
-    Args:
-        places: position of each token in its document, int64 `(B, L)`.
-        head_dim: K, even.
-    """
-    frequencies = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=places.device) / head_dim)
-    angles = places.unsqueeze(-1) * frequencies
-    return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
-
-
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn queries or keys `(B, H, L, K)` by their position; norms stay, so feature maps keep their variance."""
-    cosine, sine = rotation
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-    return turned.to(x.dtype)
-
-
-def sinusoids(places: Tensor, model_dim: int) -> Tensor:
-    """Return sinusoidal position embeddings, float32 `(B, L, D)`, for any length.
-
-    Source: Vaswani et al. 2017, section 3.5, arXiv:1706.03762.
-    """
-    even = torch.arange(0, model_dim, 2, device=places.device)
-    angles = places.unsqueeze(-1) * ROPE_BASE ** (-even / model_dim)
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :model_dim]
 
 
 def _is_projected(attention: str) -> bool:

@@ -14,12 +14,13 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch.optim import Optimizer
 
+from protperf.attention.norms import QueryKeySums
 from protperf.batches import Batch, documents_of
 from protperf.callbacks.steps import measured
 from protperf.devices import peak_flops
 from protperf.formats.sizes import peak_memory_bytes
 from protperf.metrics import TokenMetrics, summarise
-from protperf.model import ProteinModel, QueryKeySums
+from protperf.model import ProteinModel
 from protperf.objectives import NOT_ASKED
 from protperf.optim import total_norm
 from protperf.work import training_work

@@ -10,9 +10,10 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 
+from protperf.attention.norms import QueryKeySums
 from protperf.batches import Batch, documents_of
 from protperf.metrics import sum_over_ranks
-from protperf.model import ProteinModel, QueryKeySums
+from protperf.model import ProteinModel
 
 
 class StepSeeds(Callback):
