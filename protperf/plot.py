@@ -6,7 +6,6 @@ Axis letters: `N` proteins, `D` width of the embeddings.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protperf.figures import COLOURS, new_figure, save_figure
+from protperf.figures import COLOURS, FIGURE_SUFFIXES, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".pdf", ".svg")
 _FEW_POINTS = 20
 _VALID_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _FLOOR_DASHES = ((0, (1, 1.5)), (0, (4, 2)), (0, (7, 2)), (0, (7, 2, 1, 2)))
@@ -115,17 +113,12 @@ def read_floors(path: Path, split: str) -> dict[str, float]:
     Raises:
         ValueError: no such file, no such split in it, or something else.
     """
-    try:
-        scores = json.loads(path.read_text())
-        return {name: float(score["perplexity"]) for name, score in scores[split].items() if name != "model"}
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except KeyError as error:
-        raise ValueError(f"{path}: has no entry {error}; --split takes: {', '.join(scores)}") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: not what `protperf evaluate --json` writes ({type(error).__name__})"
-        ) from error
+    from protperf.formats.scores import floors_of, read_scores
+
+    scores = read_scores(path)
+    if split not in scores:
+        raise ValueError(f"{path}: has no entry {split!r}; --split takes: {', '.join(scores)}")
+    return {name: scores[split][name]["perplexity"] for name in floors_of(scores[split])}
 
 
 def plot_map(options: argparse.Namespace) -> Figure:
@@ -300,8 +293,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         each.add_argument("out", type=Path, help="the figure to write")
         each.add_argument("--force", action="store_true", help="replace a figure that is there")
     options = parser.parse_args(argv)
-    if options.out.suffix not in SUFFIXES:
-        parser.error(f"OUT is {str(options.out)!r}; its name must end in {', '.join(SUFFIXES)}")
+    if options.out.suffix not in FIGURE_SUFFIXES:
+        parser.error(f"OUT is {str(options.out)!r}; its name must end in {', '.join(FIGURE_SUFFIXES)}")
     return options
 
 

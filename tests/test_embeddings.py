@@ -13,11 +13,11 @@ import pytest
 from prepared import REPOSITORY
 
 from protperf.formats import FormatError
+from protperf.formats.embedding_h5 import H5Writer
 from protperf.formats.embeddings import (
     Embedding,
     EmbeddingFile,
     EmbeddingInfo,
-    EmbeddingWriter,
     read_embeddings,
 )
 from protperf.vocab import VOCABULARY
@@ -43,10 +43,10 @@ def info(kind: str = "per_tok", model_dim: int = 4) -> EmbeddingInfo:
 
 
 def write(path: Path, kind: str, arrays: list[np.ndarray], ids: list[str] | None = None) -> Path:
-    with EmbeddingWriter(path, info(kind, arrays[0].shape[-1])) as writer:
+    with H5Writer(path, info(kind, arrays[0].shape[-1])) as writer:
         for number, array in enumerate(arrays):
             name = ids[number] if ids else f"p{number}"
-            writer.add(Embedding(name, f"{name} some protein", len(array), array))
+            writer.add(number, Embedding(name, f"{name} some protein", len(array), array))
     return path
 
 
@@ -66,7 +66,7 @@ def test_strangers_read_one_dataset_a_protein_at_the_root(tmp_path: Path):
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, expected)
     assert attributes["format"] == "protperf-embeddings"
-    assert attributes["format_version"] == 1
+    assert attributes["format_version"] == 2
     assert attributes["num_records"] == 3
     assert attributes["fingerprint"] == VOCABULARY.fingerprint
 
@@ -87,8 +87,8 @@ def test_every_id_comes_back_exactly(tmp_path: Path):
 
 def test_header_of_any_length_is_kept(tmp_path: Path):
     header = "q1 " + "very long " * 20_000
-    with EmbeddingWriter(tmp_path / "e.h5", info("mean")) as writer:
-        writer.add(Embedding("q1", header, 9, np.zeros(4, np.float32)))
+    with H5Writer(tmp_path / "e.h5", info("mean")) as writer:
+        writer.add(0, Embedding("q1", header, 9, np.zeros(4, np.float32)))
     with EmbeddingFile(tmp_path / "e.h5") as file:
         assert file[0].header == header
         assert file[0].num_residues == 9
@@ -105,8 +105,8 @@ def test_file_appears_only_when_it_is_whole(tmp_path: Path):
     before = path.read_bytes()
 
     def fail() -> None:
-        with EmbeddingWriter(path, info("mean")) as writer:
-            writer.add(Embedding("q", "q", 1, np.ones(4, np.float32)))
+        with H5Writer(path, info("mean")) as writer:
+            writer.add(0, Embedding("q", "q", 1, np.ones(4, np.float32)))
             assert path.read_bytes() == before
             raise RuntimeError("stopped")
 
@@ -129,7 +129,7 @@ try:
 except OSError as error:
     print(error)
 """
-    for count in (120, 4000):  # where closing the file fails first, and where a protein does
+    for count in (160, 4000):  # where closing the file fails first, and where a protein does
         done = subprocess.run(
             [sys.executable, "-c", script, str(count)],
             cwd=tmp_path,
@@ -162,7 +162,7 @@ def test_foreign_damaged_and_newer_files_are_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("format_version", 2, "update protperf"),
+        ("format_version", 3, "update protperf"),
         ("num_records", 5, "promises 5"),
         ("fingerprint", "0" * 64, "another vocabulary"),
     ],
@@ -184,5 +184,5 @@ def test_entry_of_a_wrong_shape_is_refused(tmp_path: Path):
 
 
 def test_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match=r"'bos'; allowed: mean, per_tok"):
-        info("bos")
+    with pytest.raises(ValueError, match=r"'chain'; allowed: mean, max"):
+        info("chain")

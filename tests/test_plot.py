@@ -13,7 +13,8 @@ import pytest
 from matplotlib.image import imread
 
 from protperf.formats import FormatError
-from protperf.formats.embeddings import Embedding, EmbeddingInfo, EmbeddingWriter
+from protperf.formats.embedding_h5 import H5Writer
+from protperf.formats.embeddings import Embedding, EmbeddingInfo
 from protperf.formats.metrics_file import append_metrics
 from protperf.plot import main, organism_of, project
 
@@ -34,14 +35,14 @@ def make_run(path: Path) -> Path:
 def make_embeddings(path: Path, count: int = 60, *, kind: str = "mean", organisms: bool = True) -> Path:
     generator = np.random.default_rng(0)
     info = EmbeddingInfo(kind, 8, "best.ckpt", "0" * 64, "masked")
-    with EmbeddingWriter(path, info) as writer:
+    with H5Writer(path, info) as writer:
         for number in range(count):
             length = int(generator.integers(5, 50))
             rows = generator.standard_normal((length, 8)).astype(np.float32) + number % 3
             name = (
                 f"sp|P{number:05d}|X{number}_{('HUMAN', 'ECOLI', 'YEAST')[number % 3]}" if organisms else "q"
             )
-            writer.add(Embedding(name, name, length, rows.mean(0) if kind == "mean" else rows))
+            writer.add(number, Embedding(name, name, length, rows.mean(0) if kind == "mean" else rows))
     return path
 
 

@@ -8,6 +8,7 @@ import fcntl
 import os
 import platform
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -42,15 +43,40 @@ def commit_bytes(path: Path, data: bytes | memoryview) -> None:
     sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def committed_text(path: Path) -> Iterator[IO[str]]:
+    """Open a UTF-8 text file that appears under its name when the context is left, or, after an error, not at all.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; the message names `path`.
+    """
+    temporary = temporary_path(path)
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+        commit_file(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
+
+
 def commit_file(temporary: Path, path: Path) -> None:
     """Flush a file that was written under a temporary name to the disk and rename it to `path`."""
-    descriptor = os.open(temporary, os.O_RDONLY)
+    sync_file(temporary)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file that was written and closed to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
 
 
 def lock_folder(path: Path, *, busy: str) -> IO[bytes]:

@@ -1,0 +1,149 @@
+"""Embedding files of any format, and how the shards of one are put together."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from protperf.formats import FormatError
+from protperf.formats.embedding_h5 import H5Writer
+from protperf.formats.embedding_npz import NpzFile, NpzWriter
+from protperf.formats.embedding_parquet import ParquetFile, ParquetWriter
+from protperf.formats.embedding_writers import EmbeddingWriter
+from protperf.formats.embeddings import Embedding, EmbeddingFile
+from protperf.formats.partial_output import discard_partial
+
+WRITERS: dict[str, type[EmbeddingWriter]] = {
+    writer.format: writer for writer in (H5Writer, NpzWriter, ParquetWriter)
+}
+"""The formats of one file an output, by name."""
+
+AnyFile = EmbeddingFile | NpzFile | ParquetFile
+
+_READERS: tuple[tuple[bytes, str, type[AnyFile]], ...] = (
+    (b"\x89HDF\r\n\x1a\n", "h5", EmbeddingFile),
+    (b"PK", "npz", NpzFile),
+    (b"PAR1", "parquet", ParquetFile),
+)
+
+
+def format_of(path: Path | str) -> str:
+    """Return the format of an embedding file, by its first bytes.
+
+    Raises:
+        ValueError: no such file.
+        FormatError: no embedding file.
+    """
+    return _reader_of(Path(path))[0]
+
+
+def open_embeddings(path: Path | str) -> AnyFile:
+    """Open an embedding file of any format; errors as `EmbeddingFile` and `format_of`."""
+    return _reader_of(Path(path))[1](path)
+
+
+def merge_embeddings(paths: Sequence[Path], out: Path) -> int:
+    """Put the shards of one input together: byte for byte the file that one run over all of it writes.
+
+    Args:
+        paths: all the shards, in any order.
+        out: the file; it appears when it is whole.
+
+    Returns:
+        the proteins in it.
+
+    Raises:
+        ValueError: a shard is missing, there twice, or from another run; the message names the file and the difference.
+        FormatError: a file is damaged or no embedding file.
+        OSError: the disk is full.
+    """
+    if out.resolve() in {path.resolve() for path in paths}:
+        raise ValueError(f"{out}: is one of the shards; give another name for the output")
+    name = format_of(paths[0]) if paths else "h5"
+    with ExitStack() as stack:
+        files = [open_embeddings(path) for path in paths]
+        for file in files:
+            stack.callback(file.close)
+        check_shards(files)
+        discard_partial(out)
+        writer = stack.enter_context(WRITERS[name](out, replace(files[0].info, shard=0, num_shards=1)))
+        numbered = heapq.merge(*(file.numbered() for file in files), key=itemgetter(0))
+        for number, embedding in _each_once(numbered, paths):
+            writer.add(number, embedding)
+        writer.finish(_about(files[0]))
+    return writer.num_records
+
+
+def check_shards(files: Sequence[AnyFile]) -> None:
+    """Raise unless files are all the shards of one run, each once; see `merge_embeddings`."""
+    if not files:
+        raise ValueError("no shard to merge; give all files of one run with --shard")
+    first = files[0]
+    places: dict[int, Path] = {}
+    for file in files:
+        if file.info.num_shards == 1:
+            raise ValueError(
+                f"{file.path}: no shard but a whole file; only files of runs with --shard are merged"
+            )
+        if format_of(file.path) != format_of(first.path):
+            raise ValueError(
+                f"{file.path}: is {format_of(file.path)}, but {first.path} is {format_of(first.path)}"
+            )
+        expected, found = (_agreed(each) for each in (first, file))
+        for name in [*expected, *found]:
+            if expected.get(name) != found.get(name):
+                raise ValueError(
+                    f"{file.path}: its {name} is {found.get(name)!r}, that of {first.path} is {expected.get(name)!r}; "
+                    "merge only the shards of one run"
+                )
+        if file.info.shard in places:
+            raise ValueError(
+                f"{file.path}: shard {file.info.shard} again, as {places[file.info.shard]}; give each once"
+            )
+        places[file.info.shard] = file.path
+    missing = sorted(set(range(first.info.num_shards)) - set(places))
+    if missing:
+        listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        raise ValueError(
+            f"{first.path}: {len(missing)} of {first.info.num_shards} shards are missing: {listed}; give all"
+        )
+
+
+def _agreed(file: AnyFile) -> dict[str, Any]:
+    """Return what must be equal for all shards."""
+    return {name: value for name, value in file.attributes.items() if name not in ("shard", "num_records")}
+
+
+def _about(file: AnyFile) -> dict[str, Any]:
+    """Return the further attributes that were given when a file was finished."""
+    known = {*asdict(file.info), *file.info.attributes(), "num_records"}
+    return {name: value for name, value in file.attributes.items() if name not in known}
+
+
+def _each_once(
+    numbered: Iterator[tuple[int, Embedding]], paths: Sequence[Path]
+) -> Iterator[tuple[int, Embedding]]:
+    before = -1
+    for number, embedding in numbered:
+        if number == before:
+            raise FormatError(
+                f"{paths[0]}: record {number} is in two of the shards; embed again with one --shard each"
+            )
+        before = number
+        yield number, embedding
+
+
+def _reader_of(path: Path) -> tuple[str, type[AnyFile]]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
+    with open(path, "rb") as file:
+        start = file.read(8)
+    for signature, name, reader in _READERS:
+        if start.startswith(signature):
+            return name, reader
+    raise FormatError(f"{path}: no embedding file: neither HDF5 nor NumPy's archive nor Parquet")

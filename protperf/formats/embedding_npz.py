@@ -1,0 +1,186 @@
+"""Embedding files as NumPy archives: one array a protein, and arrays of the ids, headers and lengths behind them."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+
+from protperf.formats import FormatError
+from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Entry, Value
+from protperf.formats.embeddings import Embedding, first_line, info_from
+from protperf.formats.records import quoted
+from protperf.formats.zip_bytes import DEFLATED, Member, append_directory, local_header
+
+_TOGETHER = 4096
+"""Texts encoded at once."""
+
+
+class NpzWriter(EmbeddingWriter):
+    """Write an embedding file that `numpy.load` opens; see `EmbeddingWriter`."""
+
+    format = "npz"
+
+    def add(self, index: int, embedding: Embedding) -> int:
+        """Append one protein; see `EmbeddingWriter.add`.
+
+        Raises:
+            ValueError: a header that NumPy's texts cannot hold.
+        """
+        if embedding.header.endswith("\0") or embedding.id.endswith("\0"):
+            raise ValueError(
+                f"record {quoted(embedding.id)} has a name that ends in a NUL, which npz cannot hold; write h5"
+            )
+        return super().add(index, embedding)
+
+    def read(self, address: int, num_residues: int) -> np.ndarray:
+        """Return the array of a protein that was added; see `EmbeddingWriter.read`."""
+        head = npy_header(self.info.shape(num_residues), np.dtype(self.info.dtype).newbyteorder("<").str)
+        member = Member(_name("0" * KEY_DIGITS), 0, 0, 0, address)  # every name is as long
+        return super().read(address + len(local_header(member)) + len(head), num_residues)
+
+    def _begin(self) -> None:
+        pass
+
+    def _append(self, index: int, array: np.ndarray) -> tuple[int, int]:
+        head = npy_header(array.shape, array.dtype.str)
+        data = array.data.cast("B")
+        checksum = zlib.crc32(data, zlib.crc32(head))
+        size = len(head) + len(data)
+        member = Member(_name(f"{index:0{KEY_DIGITS}d}"), checksum, size, size, self._partial.size)
+        self._partial.append(local_header(member) + head)
+        self._partial.append(data)
+        return member.address, checksum
+
+    def _end(self, attributes: Mapping[str, Value]) -> None:
+        about = np.array(json.dumps(dict(attributes)))
+        members = [
+            self._append_texts("ids", lambda entry: entry.id),
+            self._append_texts("headers", lambda entry: entry.header),
+            self._append_values("num_residues", "<u4", lambda entry: entry.num_residues),
+            self._append_packed("about", [npy_header((), about.dtype.str), about.tobytes()]),
+        ]
+        append_directory(self._partial, (*map(self._member, self.entries()), *members))
+        self._partial.flush()
+
+    def _member(self, entry: Entry) -> Member:
+        """Return the archive's member of a protein."""
+        dtype = np.dtype(self.info.dtype).newbyteorder("<")
+        shape = self.info.shape(entry.num_residues)
+        size = len(npy_header(shape, dtype.str)) + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return Member(_name(f"{entry.number:0{KEY_DIGITS}d}"), entry.checksum, size, size, entry.address)
+
+    def _append_texts(self, key: str, take: Callable[[Entry], str]) -> Member:
+        longest = max((len(take(entry)) for entry in self.entries()), default=0)
+        return self._append_values(key, f"<U{max(1, longest)}", take)
+
+    def _append_values(self, key: str, dtype: str, take: Callable[[Entry], str | int]) -> Member:
+        values = map(take, self.entries())
+        chunks = (
+            np.array(some, dtype).tobytes() for some in iter(lambda: list(islice(values, _TOGETHER)), [])
+        )
+        return self._append_packed(key, chain([npy_header((self.num_records,), dtype)], chunks))
+
+    def _append_packed(self, key: str, chunks: Iterable[bytes]) -> Member:
+        """Append a member whose size shows at its end; its header is written then."""
+        member = Member(_name(key), 0, 0, 0, self._partial.size, DEFLATED, wide=True)
+        self._partial.append(local_header(member))
+        start = self._partial.size
+        packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        checksum = size = 0
+        for chunk in chunks:
+            checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
+            self._partial.append(packer.compress(chunk))
+        self._partial.append(packer.flush())
+        member = member._replace(checksum=checksum, packed=self._partial.size - start, size=size)
+        self._partial.write_at(member.address, local_header(member))
+        return member
+
+
+@lru_cache(maxsize=256)
+def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+    """Return what stands before the numbers of an array in a `.npy` file of version 1.0.
+
+    It is filled up to a multiple of 16 bytes, as NumPy did before it chose 64: that is a tenth of a short vector.
+    """
+    described = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    filled = described.ljust(len(described) + -(len(described) + 11) % 16) + b"\n"
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(filled)) + filled
+
+
+class NpzFile:
+    """An embedding file in NumPy's format for reading; as `EmbeddingFile`.
+
+    Attributes:
+        info: what the numbers are.
+        attributes: all that the file says of itself.
+
+    Raises:
+        ValueError: no such file, or made with another vocabulary.
+        FormatError: damaged, foreign or newer.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
+        try:
+            self._file = np.load(self.path)
+            if not isinstance(self._file, np.lib.npyio.NpzFile):
+                raise FormatError(f"{path}: no archive of NumPy's")
+            self.attributes = json.loads(str(self._file["about"]))
+            self.info = info_from(self.attributes, self.path)
+            self._ids, self._headers = self._file["ids"], self._file["headers"]
+            self._lengths = self._file["num_residues"]
+            self._keys = sorted(key for key in self._file.files if key.isdecimal())
+            promised = int(self.attributes["num_records"])
+        except (OSError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
+        if not len(self._keys) == len(self._ids) == len(self._headers) == len(self._lengths) == promised:
+            raise FormatError(
+                f"{path}: holds {len(self._keys)} proteins where it promises {promised}; embed again"
+            )
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int) -> Embedding:
+        key = self._keys[index]
+        try:
+            array = self._file[key]
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise FormatError(f"{self.path}: entry {key!r} is damaged ({first_line(error)})") from None
+        length = int(self._lengths[index])
+        if array.shape != self.info.shape(length):
+            raise FormatError(
+                f"{self.path}: entry {key!r} has the shape {array.shape}; it must be {self.info.shape(length)}"
+            )
+        return Embedding(str(self._ids[index]), str(self._headers[index]), length, array)
+
+    def __iter__(self) -> Iterator[Embedding]:
+        return (self[index] for index in range(len(self)))
+
+    def __enter__(self) -> NpzFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def numbered(self) -> Iterator[tuple[int, Embedding]]:
+        """Yield the number of each protein in the whole input (a shard has gaps), and the protein."""
+        return ((int(key), self[index]) for index, key in enumerate(self._keys))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _name(key: str) -> str:
+    return f"{key}.npy"
