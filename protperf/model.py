@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from protperf.attention import (
     UNPROJECTED,
+    State,
     attend,
+    attend_onward,
     draw_projection,
     positions_in_documents,
     projection_generator,
@@ -33,6 +35,29 @@ INIT_TEMPERATURE = 1.0
 
 Look = Callable[[Tensor, Tensor, Tensor | None], None]
 """What `ProteinModel.watch` calls in each layer: with q and k `(B, H, L, K)` as they enter attention, and documents."""
+
+
+class ModelState(NamedTuple):
+    """What a causal model keeps of the tokens it has read, row by row.
+
+    Attributes:
+        layers: the state of each layer's attention.
+        position: int64 `(B,)` number of tokens read.
+    """
+
+    layers: tuple[State, ...]
+    position: Tensor
+
+    def of_rows(self, rows: Tensor) -> ModelState:
+        """Return the state of some rows of the batch, int64 `(rows,)`; the others are let go."""
+        return ModelState(tuple(layer.of_rows(rows) for layer in self.layers), self.position[rows])
+
+    @staticmethod
+    def join(states: Sequence[ModelState]) -> ModelState:
+        """Put the rows of several states into one batch; they need not have read equally much."""
+        by_layer = zip(*(state.layers for state in states), strict=True)
+        layers = tuple(type(layer[0]).join(layer) for layer in by_layer)
+        return ModelState(layers, torch.cat([state.position for state in states]))
 
 
 class ProteinModel(nn.Module):
@@ -77,7 +102,7 @@ class ProteinModel(nn.Module):
             layers: 0 is what enters the first block, i what leaves block i, and the last (`num_layers`) that after the
                 final norm.
         """
-        x, rotation = self._enter(tokens, documents)
+        x, rotation = self._enter(tokens, self._positions(tokens, documents))
         kept = {0: x} if 0 in layers else {}
         for layer, block in enumerate(self.blocks, start=1):
             if self.config.activation_checkpointing and torch.is_grad_enabled():
@@ -87,6 +112,31 @@ class ProteinModel(nn.Module):
             if layer in layers:
                 kept[layer] = self.norm(x) if layer == len(self.blocks) else x
         return [kept[layer] for layer in layers]
+
+    def onward(self, tokens: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:
+        """Read the next tokens of proteins, one or many at a time: the hidden states equal those of one pass over all.
+
+        For causal models. With linear attention neither the state nor the time per token grows; exact attention keeps
+        keys and values of all tokens.
+
+        Args:
+            tokens: ids, any integer type, `(B, L)`, without padding; each row goes on with its own protein.
+            state: what the call for the tokens before returned; `None` at the start.
+
+        Returns:
+            hidden states after the final norm, `(B, L, D)`, and the state after these tokens.
+        """
+        assert self.causal, "a masked model has no order to go on in"
+        position = tokens.new_zeros(len(tokens), dtype=torch.int64) if state is None else state.position
+        places = position.unsqueeze(1) + torch.arange(tokens.shape[1], device=tokens.device)
+        x, rotation = self._enter(tokens, places)
+        layers: list[State] = []
+        for block, before in zip(
+            self.blocks, state.layers if state else [None] * len(self.blocks), strict=True
+        ):
+            x, after = block.onward(x, rotation, before)  # type: ignore[operator]
+            layers.append(after)
+        return self.norm(x), ModelState(tuple(layers), position + tokens.shape[1])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens, `(..., V)` for `(..., D)`; the head is the embedding's matrix."""
@@ -170,10 +220,9 @@ class ProteinModel(nn.Module):
         for block, value in zip(self.blocks, pair_squares, strict=True):
             block.attention.pair_square.copy_(value)  # type: ignore[union-attr, operator]
 
-    def _enter(self, tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Return what enters the first block, `(B, L, D)`, and the rotations of positions."""
+    def _enter(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Return what enters the first block, `(B, L, D)`, and the rotations of the tokens' places in their proteins."""
         x = self.embedding(tokens.long())
-        places = self._positions(tokens, documents)
         if self.config.positions == "absolute":
             x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
         rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
@@ -229,6 +278,14 @@ class Block(nn.Module):
         x = x + self.dropout(self.attention(self.attention_norm(x), documents, rotation, look))
         return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
 
+    def onward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, state: State | None
+    ) -> tuple[Tensor, State]:
+        """Return `(B, L, D)` for the next tokens, and the state after them."""
+        gathered, state = self.attention.onward(self.attention_norm(x), rotation, state)
+        x = x + self.dropout(gathered)
+        return x + self.dropout(self.feedforward(self.feedforward_norm(x))), state
+
 
 class SelfAttention(nn.Module):
     """Multi-head attention; its random projection is a float32 buffer and stays one."""
@@ -275,6 +332,22 @@ class SelfAttention(nn.Module):
             pair_square=self._buffers.get("pair_square"),
         )
         return self.out(out.transpose(1, 2).flatten(2))
+
+    def onward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, state: State | None
+    ) -> tuple[Tensor, State]:
+        """Return `(B, L, D)` for the next tokens, and the state after them."""
+        q, k, v = self.queries_keys_values(x, rotation)
+        out, state = attend_onward(
+            q,
+            k,
+            v,
+            kind=self.kind,
+            projection=self._buffers.get("projection"),
+            pair_square=self._buffers.get("pair_square"),
+            state=state,
+        )
+        return self.out(out.transpose(1, 2).flatten(2)), state
 
     def queries_keys_values(
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None

@@ -12,6 +12,7 @@ from attention_cases import (
     documents_of,
     every_linear_kind,
     every_linear_kind_at_length,
+    every_model_kind,
     every_underflowing_kind,
     gaussian_projection,
     gradients,
@@ -65,6 +66,28 @@ def test_token_by_token_equals_the_parallel_form(kind: str, layout: tuple[int, .
     shapes = {tuple(x.shape for x in state) for state in states}
     assert len(shapes) == 1
     assert {tuple(x.dtype for x in state)[:2] for state in states} == {(torch.float32, torch.float32)}
+
+
+@pytest.mark.parametrize("layout", [None, (1, 40, EDGE - 41, 60, 1, 111), (-10, 50, -3, 237)], ids=str)
+@every_model_kind
+def test_the_form_for_single_tokens_equals_the_parallel_form(kind: str, layout: tuple[int, ...] | None):
+    documents = None if layout is None else documents_of(*layout)
+    qkv = random_qkv(300)
+    whole = attend(*qkv, documents, kind=kind, causal=True, projection=PROJECTION)
+    found, _ = in_pieces(qkv, documents, [1] * 300, kind=kind)
+    torch.testing.assert_close(found, whole, **TOLERANCE)
+
+
+@pytest.mark.parametrize("layout", [None, (60, 40), (-7, 90, -3), (100,)], ids=str)
+def test_exact_attention_in_pieces_keeps_the_current_document_alone(layout: tuple[int, ...] | None):
+    documents = None if layout is None else documents_of(*layout)
+    qkv = random_qkv(100, batch=1)
+    whole = attend(*qkv, documents, kind="softmax", causal=True)
+    found, states = in_pieces(qkv, documents, [30, 1, 50, 19], kind="softmax")
+    torch.testing.assert_close(found, whole, **TOLERANCE)
+    last = 100 if documents is None else int((documents == documents[0, -1]).sum())
+    if layout != (-7, 90, -3):
+        assert states[-1].keys.shape[2] == last
 
 
 @every_linear_kind
@@ -135,6 +158,26 @@ def test_rows_of_a_batch_go_on_with_their_own_documents():
     whole = attend(*qkv, documents, kind="favor", causal=True, projection=PROJECTION)
     found, _ = in_pieces(qkv, documents, [30, 30, 40], kind="favor")
     torch.testing.assert_close(found, whole, **TOLERANCE)
+
+
+def test_gradients_flow_through_single_tokens():
+    qkv = with_gradients(*random_qkv(7, heads=1, head_dim=3, dtype=torch.float64))
+    projection = gaussian_projection(5, 3).double()
+
+    def op(*qkv: Tensor) -> Tensor:
+        return in_pieces(qkv, None, [1] * 7, kind="favor", projection=projection)[0]
+
+    assert torch.autograd.gradcheck(op, qkv)
+
+
+@pytest.mark.parametrize("kind", ["favor", "favor_hyperbolic"])
+def test_single_tokens_never_underflow(kind: str):
+    q, k, v, projection = underflowing(200, seed=2)
+    wanted = reference_attention(
+        q.double(), k.double(), v.double(), kind=kind, causal=True, projection=projection
+    )
+    found, _ = in_pieces((q, k, v), None, [1] * 200, kind=kind, projection=projection)
+    assert relative_error(found, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("lengths", [[90, 110], [128, 72], [1] * 200], ids=lambda x: str(x[:2]))

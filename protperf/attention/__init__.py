@@ -16,14 +16,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from protperf.attention.batched import batched_attention, state_after
+from protperf.attention.batched import batched_attention, read_state, state_after
 from protperf.attention.blocked import blocked_attention
 from protperf.attention.documents import allowed_pairs, positions_in_documents
 from protperf.attention.features import FEATURE_MAPS, UNPROJECTED, FeatureMap, unit_vectors
 from protperf.attention.projection import COUPLINGS, NORMS, draw_projection, projection_generator
 from protperf.attention.rows import feature_attention_rows
-from protperf.attention.softmax import softmax_attention, softmax_attention_rows
-from protperf.attention.state import CausalState, empty_state
+from protperf.attention.softmax import softmax_attention, softmax_attention_rows, softmax_onward
+from protperf.attention.state import CausalState, KeyValueState, empty_state
 from protperf.vocab import PADDING_DOCUMENT
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
     "NORMS",
     "UNPROJECTED",
     "CausalState",
+    "KeyValueState",
+    "State",
     "allowed_pairs",
     "attend",
     "attend_onward",
@@ -48,6 +50,8 @@ ATTENTIONS = (*FEATURE_MAPS, "softmax")
 LAYOUTS = {"blocked": blocked_attention, "batched": batched_attention}
 """The same mathematics in two orders: blocks that stay in a CPU's cache, and products over all chunks at once."""
 
+State = CausalState | KeyValueState
+"""What a causal attention carries on; each has `of_rows` and `join`, to let rows of a batch go and to add some."""
 
 _FEW = 32
 """Tokens that are not worth cutting into blocks."""
@@ -111,37 +115,44 @@ def attend_onward(
     kind: str,
     projection: Tensor | None = None,
     pair_square: Tensor | None = None,
-    state: CausalState | None = None,
+    state: State | None = None,
     layout: str | None = None,
-) -> tuple[Tensor, CausalState]:
-    """Causal linear attention over the next segment of a sequence: token by token or in pieces of any length.
+) -> tuple[Tensor, State]:
+    """Causal attention over the next segment of a sequence: token by token or in pieces of any length.
 
     Args:
         q: queries `(B, H, L, K)` of the segment.
         k: keys `(B, H, L, K)`.
         v: values `(B, H, L, K)`.
         documents: int32 `(B, L)` of the segment.
-        kind: one of the feature maps.
+        kind: one of `ATTENTIONS`.
         projection: as in `attend`.
         pair_square: as in `attend`.
         state: what the call for the segment before returned; `None` at the start.
-        layout: as in `attend`.
+        layout: as in `attend`; by default a single token has a form of its own.
 
     Returns:
-        `(B, H, L, K)` and the state, whose size does not depend on how much was read.
+        `(B, H, L, K)` and the state: of a feature map a `CausalState`, whose size does not depend on how much was read;
+        of `softmax` a `KeyValueState`, which grows with each token.
     """
     _check_shapes(q, k, v, documents)
     with torch.autocast(q.device.type, enabled=False):
+        q, k, v = _without_padding(q, k, v, documents)
+        if kind == "softmax":
+            assert state is None or isinstance(state, KeyValueState)
+            return softmax_onward(q, k, v, documents, state=state)
+        assert state is None or isinstance(state, CausalState)
         feature_map = _feature_map(q, kind, projection, pair_square)
-        if layout is None:
-            layout = "batched" if q.shape[2] < _FEW else _best_layout(q, feature_map)
         if not v.numel():
             return torch.zeros_like(v), state or empty_state(k, v, feature_map)
-        q, k, v = _without_padding(q, k, v, documents)
         if feature_map.unit_norm:
             q, k, feature_map = unit_vectors(q), unit_vectors(k), replace(feature_map, unit_norm=False)
-        out = LAYOUTS[layout](q, k, v, documents, feature_map, causal=True, state=state)
-        return out, state_after(k, v, documents, feature_map, state=state)
+        after = state_after(k, v, documents, feature_map, state=state)
+        if layout is None and q.shape[2] == 1:
+            return _read_one(q, v, documents, feature_map, after), after
+        if layout is None:
+            layout = "batched" if q.shape[2] < _FEW else _best_layout(q, feature_map)
+        return LAYOUTS[layout](q, k, v, documents, feature_map, causal=True, state=state), after
 
 
 def attention_rows(
@@ -175,6 +186,16 @@ def attention_rows(
             return softmax_attention_rows(q, k, documents, rows, causal=causal)
         feature_map = _feature_map(q, kind, projection, pair_square)
         return feature_attention_rows(q, k, feature_map, documents, rows, causal=causal)
+
+
+def _read_one(
+    q: Tensor, v: Tensor, documents: Tensor | None, feature_map: FeatureMap, after: CausalState
+) -> Tensor:
+    """Return attention of a segment of one token, `(B, H, 1, K)`, from the state after it."""
+    out = read_state(q, after, feature_map).to(v.dtype)
+    return (
+        out if documents is None else out.masked_fill(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0)
+    )
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> None:

@@ -106,8 +106,24 @@ def state_after(
     peak = torch.maximum(before, log.detach().masked_fill(~own, lowest).amax(-2))
     values = _with_ones(v, phi).masked_fill(~own, 0.0)
     phi = _take_off(phi, log.masked_fill(~own, lowest), peak.unsqueeze(-2), feature_map)
-    kept = _decay(before, peak, goes_on).unsqueeze(-1)
-    return CausalState(state.sums * kept + phi.mT @ values, peak, document.clone())
+    sums = state.sums * _decay(before, peak, goes_on).unsqueeze(-1)
+    # one token changes the whole state: what counts is how often it passes through memory
+    sums = sums.addcmul_(phi.mT, values) if v.shape[2] == 1 else sums + phi.mT @ values
+    return CausalState(sums, peak, document.clone())
+
+
+def read_state(q: Tensor, state: CausalState, feature_map: FeatureMap) -> Tensor:
+    """Return what queries gather from all that a state holds, `(B, H, L, K)`: causal attention at a segment's last token.
+
+    The peaks, one a feature, are folded into the queries of exponential features: the denominator is at least 1.
+
+    Args:
+        q: `(B, H, L, K)`.
+        state: `state_after` the token of the query.
+        feature_map: the map.
+    """
+    totals = _query_features(q, feature_map, state.peak.unsqueeze(-2)) @ state.sums
+    return totals[..., :-1] / totals[..., -1:]
 
 
 def _unmasked(q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap) -> Tensor:

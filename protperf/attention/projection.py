@@ -39,7 +39,7 @@ def draw_projection(
     """
     assert coupling in COUPLINGS, coupling
     assert norms in NORMS, norms
-    gaussian = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64, device="cpu")
     lengths = gaussian.norm(dim=1, keepdim=True)
     if coupling == "iid":
         return (gaussian if norms == "chi" else gaussian / lengths * head_dim**0.5).float()
@@ -56,7 +56,9 @@ def _haar_blocks(num_blocks: int, head_dim: int, generator: torch.Generator) -> 
     QR of a Gaussian matrix is Haar only after the signs of R's diagonal are moved into Q (Mezzadri 2007,
     arXiv:math-ph/0609050); without that the positive features are biased, which redrawing does not average out.
     """
-    gaussian = torch.randn(num_blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
+    gaussian = torch.randn(
+        num_blocks, head_dim, head_dim, generator=generator, dtype=torch.float64, device="cpu"
+    )
     q, r = torch.linalg.qr(gaussian)
     return (q * torch.diagonal(r, dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT
 

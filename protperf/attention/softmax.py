@@ -1,6 +1,6 @@
 """Exact softmax attention with the same signature as the linear ones.
 
-Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `R` chosen rows.
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `R` chosen rows, `T` tokens kept.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from protperf.attention.documents import allowed_pairs
+from protperf.attention.state import KeyValueState
 from protperf.vocab import PADDING_DOCUMENT
 
 
@@ -30,6 +31,43 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None,
     allowed = allowed_pairs(documents, causal=causal) | itself  # a row of padding needs somebody to see
     out = scaled_dot_product_attention(q, k, v, attn_mask=allowed)
     return out.masked_fill(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0)
+
+
+def softmax_onward(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, *, state: KeyValueState | None
+) -> tuple[Tensor, KeyValueState]:
+    """Causal softmax attention over the next segment of a sequence, and what must be kept: every key and value.
+
+    Args:
+        q: `(B, H, L, K)`.
+        k: `(B, H, L, K)`.
+        v: `(B, H, L, K)`.
+        documents: int32 `(B, L)` or `None`: one document of number 0 a row.
+        state: of the tokens before.
+
+    Returns:
+        `(B, H, L, K)`, zero at padding, and the state.
+    """
+    length = v.shape[2]
+    own = documents
+    if own is None:
+        own = torch.zeros(v.shape[0], length, dtype=torch.int32, device=v.device)
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if not length:
+        return torch.zeros_like(v), state or KeyValueState(k, v, own)
+    seen = own
+    if state is not None:
+        before = state.documents.masked_fill(state.documents != own[:, :1], PADDING_DOCUMENT)
+        k, v = torch.cat((state.keys, k), dim=2), torch.cat((state.values, v), dim=2)
+        seen = torch.cat((before, own), dim=1)
+    rows = torch.arange(seen.shape[1] - length, seen.shape[1], device=v.device)
+    itself = torch.arange(seen.shape[1], device=v.device) == rows.unsqueeze(-1)
+    allowed = allowed_pairs(seen, causal=True, rows=rows) | itself  # padding needs somebody to see
+    out = scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+    kept = KeyValueState(k, v, seen.masked_fill(seen != own[:, -1:], PADDING_DOCUMENT))
+    if documents is None:
+        return out, kept
+    return out.masked_fill(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0), kept.trimmed()
 
 
 def softmax_attention_rows(q: Tensor, k: Tensor, documents: Tensor, rows: Tensor, *, causal: bool) -> Tensor:

@@ -1,23 +1,26 @@
-"""What causal linear attention carries from one segment of a sequence to the next.
+"""What causal attention carries from one segment of a sequence to the next.
 
-Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `F` features.
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `F` features, `T` tokens kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from protperf.attention.features import FeatureMap
+from protperf.vocab import PADDING_DOCUMENT
 
 NO_DOCUMENT = -2
 """The document number of a state before the first token: no token has it."""
 
 
 class CausalState(NamedTuple):
-    """What causal attention keeps of the tokens read so far: constant in their number.
+    """What causal linear attention keeps of the tokens read so far: constant in their number.
 
     Attributes:
         sums: `(B, H, F, K + 1)` sum of phi(k_j) exp(-peak) [v_j, 1] over the current document.
@@ -33,6 +36,54 @@ class CausalState(NamedTuple):
     def of_head(self, b: int, h: int) -> CausalState:
         """Return one head's state: `(F, K + 1)`, `(F,)` and a scalar."""
         return CausalState(self.sums[b, h], self.peak[b, h], self.document[b])
+
+    def of_rows(self, rows: Tensor) -> CausalState:
+        """Return the state of some rows of the batch, int64 `(rows,)`; the others are let go."""
+        return CausalState(*(part[rows] for part in self))
+
+    @staticmethod
+    def join(states: Sequence[CausalState]) -> CausalState:
+        """Put the rows of several states into one batch."""
+        return CausalState(*(torch.cat(parts) for parts in zip(*states, strict=True)))
+
+
+class KeyValueState(NamedTuple):
+    """What exact causal attention keeps of the tokens read so far: all of them, so that it grows with each.
+
+    Attributes:
+        keys: `(B, H, T, K)`, the latest last.
+        values: `(B, H, T, K)`.
+        documents: int32 `(B, T)` number of the current document, `PADDING_DOCUMENT` before it began.
+    """
+
+    keys: Tensor
+    values: Tensor
+    documents: Tensor
+
+    def of_rows(self, rows: Tensor) -> KeyValueState:
+        """Return the state of some rows of the batch, int64 `(rows,)`; the others are let go."""
+        return KeyValueState(*(part[rows] for part in self)).trimmed()
+
+    @staticmethod
+    def join(states: Sequence[KeyValueState]) -> KeyValueState:
+        """Put the rows of several states, which may have read unlike numbers of tokens, into one batch."""
+        longest = max(state.documents.shape[1] for state in states)
+        missing = [longest - state.documents.shape[1] for state in states]
+        return KeyValueState(
+            torch.cat([pad(state.keys, (0, 0, n, 0)) for state, n in zip(states, missing, strict=True)]),
+            torch.cat([pad(state.values, (0, 0, n, 0)) for state, n in zip(states, missing, strict=True)]),
+            torch.cat(
+                [
+                    pad(state.documents, (n, 0), value=PADDING_DOCUMENT)
+                    for state, n in zip(states, missing, strict=True)
+                ]
+            ),
+        )
+
+    def trimmed(self) -> KeyValueState:
+        """Return the state without the columns before every row's document."""
+        first = int(self.documents.ne(PADDING_DOCUMENT).any(0).int().argmax())
+        return KeyValueState(self.keys[:, :, first:], self.values[:, :, first:], self.documents[:, first:])
 
 
 def empty_state(k: Tensor, v: Tensor, feature_map: FeatureMap) -> CausalState:
