@@ -1,6 +1,6 @@
 """Perplexity and accuracy as sums over tokens and ranks, and the n-gram floors they are read against.
 
-Axis letters: `L` length in tokens, `V` vocabulary.
+Axis letters: `L` length in tokens, `A` asked residues, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -93,6 +93,27 @@ def summarise(nll: float, asked: int, correct: int) -> dict[str, float]:
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": correct / asked}
 
 
+def rank_correlation(values: np.ndarray, others: np.ndarray) -> float:
+    """Return Spearman's coefficient, equal values sharing the mean of their ranks; NaN where one side has one value.
+
+    >>> round(rank_correlation(np.array([1, 2, 3, 4, 5]), np.array([5, 6, 7, 8, 7])), 6)
+    0.820783
+
+    Args:
+        values: float `(N,)`, without NaN.
+        others: float `(N,)`, without NaN.
+    """
+    one, other = (each - each.mean() for each in (_ranks(values), _ranks(others)))
+    spread = math.sqrt((one @ one) * (other @ other))
+    return float(one @ other) / spread if spread else math.nan
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value from 1, float64 `(N,)`; equal values share the mean of theirs."""
+    _, kinds, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[kinds]
+
+
 class NgramFloor:
     """What counting gets: each residue predicted from the residues before it, in the training split alone.
 
@@ -117,25 +138,26 @@ class NgramFloor:
             lower = np.where(seen > 0, mixed, np.broadcast_to(lower, table.shape))
             self._log_probabilities.append(np.log(lower))
 
-    def sums(self, tokens: np.ndarray, asked: np.ndarray, *, order: int) -> tuple[float, int, int]:
-        """Return summed loss in nats, number of asked residues and number got right.
+    def losses(self, tokens: np.ndarray, asked: np.ndarray, *, order: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the loss of each asked residue in nats, float64 `(A,)`, and whether it was got right, bool `(A,)`.
 
         The context is what truly stands before a residue inside its protein and the window: fewer than
         `order - 1` tokens there mean a lower order.
 
         Args:
             tokens: one window, uint8 `(L,)`.
-            asked: places of asked residues, int64.
+            asked: places of asked residues, int64 `(A,)`.
             order: 1 (unigram) to the number of tables.
         """
         begins = np.maximum.accumulate(np.where(tokens == VOCABULARY.bos, np.arange(len(tokens)), 0))
         context = np.minimum(asked - begins[asked], order - 1)
-        nll, correct = 0.0, 0
+        nll, correct = np.zeros(len(asked)), np.zeros(len(asked), bool)
         for size in np.unique(context):
-            places = asked[context == size]
+            chosen = context == size
+            places = asked[chosen]
             before = tuple(tokens[places - back] for back in range(size, 0, -1))
             scores = self._log_probabilities[size][before]
             scores = np.broadcast_to(scores, (len(places), VOCABULARY.num_residues))
-            nll -= scores[np.arange(len(places)), tokens[places]].sum()
-            correct += int((scores.argmax(-1) == tokens[places]).sum())
-        return float(nll), len(asked), correct
+            nll[chosen] = -scores[np.arange(len(places)), tokens[places]]
+            correct[chosen] = scores.argmax(-1) == tokens[places]
+        return nll, correct

@@ -17,7 +17,7 @@ from prepared import RESIDUES, SAMPLE, read_fasta, read_proteins
 from training import prepared
 
 from protperf.formats.ngrams import NGRAMS_NAME, NgramCounter, read_ngrams
-from protperf.metrics import NgramFloor, TokenMetrics, summarise
+from protperf.metrics import NgramFloor, TokenMetrics, rank_correlation, summarise
 from protperf.vocab import VOCABULARY
 
 BOS, EOS, PAD = 27, 28, 26
@@ -64,6 +64,27 @@ def test_reset_forgets():
     metrics.reset()
     metrics.update(torch.tensor(0.0), torch.tensor(0), torch.tensor(0))
     assert math.isnan(metrics.compute()["loss"])
+
+
+def test_rank_correlation_by_hand():
+    """Ranks 2 3.5 3.5 5 1 against 1 to 5: products sum to -0.5, squares to 9.5 and 10."""
+    assert rank_correlation(np.array([10, 20, 20, 40, 5.0]), np.arange(5.0)) == pytest.approx(-0.5 / 95**0.5)
+    rising = np.array([1e-300, 0.5, 1e300, np.inf])
+    assert rank_correlation(rising, np.arange(4.0)) == pytest.approx(1)
+    assert rank_correlation(rising, -np.arange(4.0)) == pytest.approx(-1)
+    assert math.isnan(rank_correlation(np.ones(3), np.arange(3.0)))
+    assert math.isnan(rank_correlation(np.ones(1), np.ones(1)))
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.floats(-1e6, 1e6)), min_size=3, max_size=40))
+def test_rank_correlation_is_that_of_scipy(pairs: list[tuple[int, float]]):
+    stats = pytest.importorskip("scipy.stats")
+    values, others = np.array(pairs, np.float64).T
+    found = rank_correlation(values, others)
+    if len(set(values)) == 1 or len(set(others)) == 1:
+        assert math.isnan(found)
+        return
+    assert found == pytest.approx(stats.spearmanr(values, others).statistic, abs=1e-12)
 
 
 class WittenBell:
@@ -124,12 +145,18 @@ PROTEINS = [
 ] + [[19, 25, 0], [7]]
 
 
+def sums(floor: NgramFloor, window: np.ndarray, asked: np.ndarray, *, order: int) -> tuple[float, int, int]:
+    """Return summed loss in nats, number of asked residues and number got right."""
+    nll, correct = floor.losses(window, asked, order=order)
+    return float(nll.sum()), len(correct), int(correct.sum())
+
+
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_floors_are_witten_bell_by_hand(order: int):
     floor, reference = NgramFloor(tables_of(PROTEINS)), WittenBell(PROTEINS)
     window = [3, 1, 4, EOS, BOS, 0, 0, 1, 2, 3, 4, 4, 25, 19, 25, EOS, BOS, 7, 7, EOS, PAD, PAD]
     asked = [place for place, token in enumerate(window) if token < 26]
-    nll, count, correct = floor.sums(np.array(window, np.uint8), np.array(asked), order=order)
+    nll, count, correct = sums(floor, np.array(window, np.uint8), np.array(asked), order=order)
     expected_nll, expected_correct = sums_by_hand(reference, window, asked, order)
     assert nll == pytest.approx(expected_nll, rel=1e-9)
     assert (count, correct) == (len(asked), expected_correct)
@@ -145,20 +172,20 @@ def test_probabilities_of_all_residues_sum_to_one_after_every_context(order: int
         total = 0.0
         for residue in range(26):
             window = np.array([*context, residue], np.uint8)
-            total += math.exp(-floor.sums(window, places, order=order)[0])
+            total += math.exp(-sums(floor, window, places, order=order)[0])
         assert total == pytest.approx(1.0, abs=1e-9)
 
 
 def test_the_unigram_floor_is_the_entropy_of_counts_by_hand():
     floor = NgramFloor(tables_of([[0, 0, 0, 1]]))
-    nll, asked, correct = floor.sums(np.array([BOS, 0, 1, 2, EOS], np.uint8), np.array([1, 2, 3]), order=1)
+    nll, asked, correct = sums(floor, np.array([BOS, 0, 1, 2, EOS], np.uint8), np.array([1, 2, 3]), order=1)
     assert nll == pytest.approx(-math.log(4 / 30) - math.log(2 / 30) - math.log(1 / 30))
     assert (asked, correct) == (3, 1)
 
 
 def test_nothing_asked_costs_nothing():
     floor = NgramFloor(tables_of(PROTEINS))
-    assert floor.sums(np.array([BOS, EOS], np.uint8), np.array([], np.int64), order=3) == (0.0, 0, 0)
+    assert sums(floor, np.array([BOS, EOS], np.uint8), np.array([], np.int64), order=3) == (0.0, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +204,7 @@ def test_floors_come_from_the_training_split_alone(dataset: Path):
     window = VOCABULARY.encode("".join(proteins["valid"])[:150])
     asked = np.arange(0, 150, 3)
     for order in (1, 2, 3, 4):
-        nll, _, correct = floor.sums(window, asked, order=order)
+        nll, _, correct = sums(floor, window, asked, order=order)
         expected = sums_by_hand(reference, window.tolist(), asked.tolist(), order)
         assert (nll, correct) == pytest.approx(expected, rel=1e-9)
 
@@ -186,12 +213,12 @@ def test_more_context_helps_on_what_was_counted_and_order_one_is_the_null(datase
     floor = NgramFloor(list(read_ngrams(dataset / NGRAMS_NAME).orders.values()))
     protein = read_proteins(dataset)["train"][0]
     window = np.concatenate([[BOS], VOCABULARY.encode(protein)]).astype(np.uint8)
-    losses = [floor.sums(window, np.arange(1, len(window)), order=order)[0] for order in (1, 2, 3, 4)]
+    losses = [sums(floor, window, np.arange(1, len(window)), order=order)[0] for order in (1, 2, 3, 4)]
     assert losses == sorted(losses, reverse=True)
 
 
 def test_counts_of_nothing_give_the_uniform_floor():
     floor = NgramFloor(list(NgramCounter().counts().orders.values()))
     for order in (1, 2, 3, 4):
-        nll, _, _ = floor.sums(np.array([BOS, 1, 2, 3], np.uint8), np.array([1, 2, 3]), order=order)
+        nll, _, _ = sums(floor, np.array([BOS, 1, 2, 3], np.uint8), np.array([1, 2, 3]), order=order)
         assert nll == pytest.approx(3 * math.log(26))

@@ -21,7 +21,7 @@ REASONS = {
     "inner_stop": "--unknown x reads it as X",
     "digit": "--unknown x reads it as X",
     "other_character": "--unknown x reads it as X",
-    "mask_token": "only `protperf embed` takes it, as one mask token",
+    "mask_token": "only `protperf embed` and `protperf generate --fill` take it, as one mask token",
     "header_mark": "a line end is missing before '>'",
     "tag": "a name in brackets is never read as residues",
     "empty": "",

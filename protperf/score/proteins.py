@@ -1,0 +1,133 @@
+"""Likelihoods of proteins: sequence files in, one row a protein out, in the order read."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from protperf.arguments import id_of, policy_of
+from protperf.formats.commit import committed_text
+from protperf.formats.fasta import Record, SequenceReader, Skipped
+from protperf.formats.records import quoted
+from protperf.formats.skipped import SkippedList
+from protperf.score.output import SEPARATORS, STDOUT, Outcome, format_number, progress_bar, say, suffix_of
+
+if TYPE_CHECKING:
+    from protperf.inference.scoring import ProteinScore
+    from protperf.model import ProteinModel
+
+MANY_TOKENS = 10_000_000
+"""A protein that takes more is announced: some minutes of one CPU core with a small model."""
+
+COLUMNS = ("id", "num_residues", "method", "log_likelihood", "mean_log_likelihood", "perplexity")
+
+
+def score_records(model: ProteinModel, options: argparse.Namespace) -> Outcome:
+    """Score all records of the input files, in the order read; memory does not grow with their number.
+
+    Raises:
+        ValueError: a bad file, or nothing scored; nothing is left of the output then.
+    """
+    from protperf.inference.scoring import METHODS, check_method
+
+    method = check_method(model, options.method, METHODS)
+    with ExitStack() as stack:
+        skipped, out = None, sys.stdout
+        if options.out != STDOUT:
+            skipped = stack.enter_context(SkippedList(skipped_path(options.out)))
+            out = stack.enter_context(committed_text(Path(options.out)))
+        reader = SequenceReader(
+            options.inputs,
+            policy_of(options, mask_token=False),
+            skipped_path=skipped.work if skipped else None,
+            progress=True,
+        )
+        table = csv.writer(out, delimiter=SEPARATORS[suffix_of(options.out)], lineterminator="\n")
+        table.writerow(COLUMNS)
+        scored, too_large = 0, []
+        for record, score in _score_each(model, reader, method, options):
+            if score is None:
+                too_large.append(_too_large(record))
+                if skipped:
+                    skipped.add(too_large[-1])
+                if options.strict:
+                    raise ValueError(f"{_explain(too_large[-1])} (stopped by --strict)")
+                continue
+            numbers = (score.log_likelihood, score.mean_log_likelihood, score.perplexity)
+            table.writerow(
+                (id_of(record, options.id), score.num_residues, method, *map(format_number, numbers))
+            )
+            out.flush()
+            scored += 1
+        for line in [*reader.summary(), *map(_explain, too_large)]:
+            say(line)
+        if not scored:
+            reasons = [example.message for example in reader.skipped_examples] + [*map(_explain, too_large)]
+            raise ValueError(f"no record scored of {reader.records}; the first: {reasons[0]}")
+    return Outcome(scored, reader.records - scored)
+
+
+def _score_each(
+    model: ProteinModel, records: Iterable[Record], method: str, options: argparse.Namespace
+) -> Iterator[tuple[Record, ProteinScore | None]]:
+    """Yield each record with its score; the few that are being scored are held."""
+    from protperf.inference.scoring import score_proteins, tokens_of
+
+    held: deque[Record] = deque()
+
+    def proteins() -> Iterator[np.ndarray]:
+        announced = False
+        for record in records:
+            num_tokens = tokens_of(len(record.tokens), method=method)
+            if num_tokens > MANY_TOKENS and not announced:
+                announced = True
+                say(_announce(record, method, num_tokens))
+            held.append(record)
+            yield record.tokens
+
+    with progress_bar(total=None) as bar:
+        for score in score_proteins(
+            model,
+            proteins(),
+            method=method,
+            token_budget=options.toks_per_batch,
+            precision=options.precision,
+            advance=bar.update,
+        ):
+            yield held.popleft(), score
+
+
+def skipped_path(out: str) -> Path:
+    """Return the file that lists the records that were left out."""
+    return Path(out).with_suffix(".skipped.tsv")
+
+
+def _announce(record: Record, method: str, num_tokens: int) -> str:
+    """Return one line on a protein that takes long, and on what takes less."""
+    from protperf.inference.scoring import tokens_of
+
+    text = f"record {quoted(record.id)} ({len(record.tokens):,} residues): {method} shows the model {num_tokens:,} tokens"
+    if method == "pseudo-ppl":
+        text += f"; strided-ppl {tokens_of(len(record.tokens), method='strided-ppl'):,}"
+    return text
+
+
+def _too_large(record: Record) -> Skipped:
+    found = f"{len(record.tokens)} residues"
+    return Skipped(record.path, record.line, record.id, None, "out_of_memory", found, record.unit)
+
+
+def _explain(skipped: Skipped) -> str:
+    """Return one line on a record that did not fit into memory."""
+    return (
+        f"{skipped.place}: record {quoted(skipped.id)} ({skipped.found}) does not fit into memory even alone; "
+        "score it where there is more, or with --device cpu"
+    )
