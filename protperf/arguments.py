@@ -17,16 +17,22 @@ CHECKPOINT_HELP = (
 )
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, token_budget: int = 4096) -> None:
-    """Add `--toks-per-batch`, `--precision`, `--device` and `--nogpu`; `check_model_arguments` checks them."""
-    parser.add_argument(
-        "--toks-per-batch",
-        "--toks_per_batch",
-        type=int,
-        default=token_budget,
-        metavar="N",
-        help="tokens in a forward pass (%(default)s)",
-    )
+def add_model_arguments(parser: argparse.ArgumentParser, *, token_budget: int | None = 4096) -> None:
+    """Add `--toks-per-batch`, `--precision`, `--device` and `--nogpu`; `check_model_arguments` checks them.
+
+    Args:
+        parser: of the command.
+        token_budget: default of `--toks-per-batch`; `None` for a command that shows one protein at a time.
+    """
+    if token_budget is not None:
+        parser.add_argument(
+            "--toks-per-batch",
+            "--toks_per_batch",
+            type=int,
+            default=token_budget,
+            metavar="N",
+            help="tokens in a forward pass (%(default)s)",
+        )
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="fp32", help="of the computation (%(default)s)"
     )
@@ -36,7 +42,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, token_budget: int = 
 
 def check_model_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End with status 2 where the options of `add_model_arguments` are wrong; settle `--nogpu`."""
-    if options.toks_per_batch < 1:
+    if getattr(options, "toks_per_batch", 1) < 1:
         parser.error(f"--toks-per-batch {options.toks_per_batch}: must be at least 1")
     if options.nogpu:
         if options.device not in ("auto", "cpu"):

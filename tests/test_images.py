@@ -14,7 +14,7 @@ from wandb_file import read_wandb
 
 from protperf import model as model_module
 from protperf.attention import ATTENTIONS, attention_rows
-from protperf.callbacks.images import attention_maps, choose_proteins
+from protperf.callbacks.images import choose_proteins, some_maps
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
 from protperf.vocab import VOCABULARY
@@ -32,7 +32,7 @@ def test_maps_are_the_rows_of_the_attention_matrix(kind: str, causal: bool, monk
         ModelConfig(**shape, attention=kind, qk_norm=kind == "trig", dropout=0.2), causal=causal
     )
     tokens = torch.randint(5, 25, (1, 37))
-    maps = attention_maps(model, tokens)
+    maps = some_maps(model, tokens)
     assert model.training
 
     seen: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []

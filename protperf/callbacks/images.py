@@ -1,6 +1,6 @@
 """Attention maps of a few proteins, drawn at an interval of validations.
 
-Axis letters: `H` heads, `L` length in tokens, `K` head width, `W` window length in tokens.
+Axis letters: `H` heads, `L` length in tokens, `W` window length in tokens.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
-from torch import Tensor, nn
+from torch import Tensor
 
-from protperf.attention import attend
 from protperf.batches import documents_of
 from protperf.formats.commit import commit_bytes
+from protperf.inference.attention_maps import attention_maps
 from protperf.model import ProteinModel
 
 log = logging.getLogger("protperf")
@@ -65,7 +65,7 @@ class AttentionImages(Callback):
         for number, protein in enumerate(self._proteins, start=1):
             tokens = torch.from_numpy(protein).to(pl_module.device).unsqueeze(0)
             with trainer.precision_plugin.forward_context():
-                maps = attention_maps(self._model, tokens)
+                maps = some_maps(self._model, tokens)
             if trainer.is_global_zero:
                 title = f"protein {number}, {len(protein)} tokens, step {step:,}"
                 images.append(draw_maps(maps, causal=self._model.causal, title=title))
@@ -100,63 +100,17 @@ def choose_proteins(windows: np.ndarray) -> list[np.ndarray]:
     return proteins
 
 
-def attention_maps(model: ProteinModel, tokens: Tensor) -> dict[int, Tensor]:
+def some_maps(model: ProteinModel, tokens: Tensor) -> dict[int, Tensor]:
     """Return the attention matrices of up to four layers from first to last: layer -> float32 `(H, L, L)`, H up to eight.
 
     Args:
         model: left in the mode that it was in.
         tokens: one protein, `(1, L)`.
     """
-    layers = np.linspace(0, len(model.blocks) - 1, num=min(_MAX_LAYERS, len(model.blocks))).astype(int)
-    attentions = [model.blocks[layer].attention for layer in layers]
-    identity = torch.eye(tokens.shape[1], device=tokens.device).expand(1, model.config.num_heads, -1, -1)
-    maps = {}
-    found = queries_and_keys(model, tokens, attentions)
-    for layer, attention, (q, k) in zip(layers, attentions, found, strict=True):
-        weights = attend(
-            q.float(),
-            k.float(),
-            identity,  # as values, attention gives its own matrix
-            kind=attention.kind,
-            causal=model.causal,
-            projection=attention._buffers.get("projection"),
-            pair_square=attention._buffers.get("pair_square"),
-        )
-        maps[int(layer)] = weights[0, :_MAX_HEADS]
-    return maps
-
-
-@torch.no_grad()
-def queries_and_keys(
-    model: ProteinModel, tokens: Tensor, attentions: Sequence[nn.Module]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return queries and keys `(1, H, L, K)` as they enter chosen layers' attention, without dropout.
-
-    They are taken inside a forward pass like any other, where sharded weights are whole.
-
-    Args:
-        model: left in the mode that it was in.
-        tokens: one protein, `(1, L)`.
-        attentions: the layers' attention, in the order of the layers.
-    """
-    found: list[tuple[Tensor, Tensor]] = []
-
-    def note(attention: nn.Module, arguments: tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]) -> None:
-        x, _, rotation = arguments[:3]
-        q, k, _ = attention.queries_keys_values(x, rotation)  # type: ignore[operator]
-        found.append((q, k))
-
-    training = model.training
-    handles = [attention.register_forward_pre_hook(note) for attention in attentions]
-    model.eval()
-    try:
-        with torch.compiler.set_stance("force_eager"):  # compiled blocks would not call the hooks
-            model(tokens)
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
-    return found
+    last, count = len(model.blocks) - 1, min(_MAX_LAYERS, len(model.blocks))
+    layers = np.linspace(0, last, num=count).astype(int).tolist()
+    heads = range(min(_MAX_HEADS, model.config.num_heads))
+    return attention_maps(model, tokens, layers=layers, heads=heads)
 
 
 def draw_maps(maps: dict[int, Tensor], *, causal: bool, title: str) -> np.ndarray:

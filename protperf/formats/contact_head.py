@@ -1,0 +1,77 @@
+"""A contact head: one weight for each head of attention, and an intercept, as a JSON file.
+
+Axis letters: `N` layers, `H` heads.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protperf.formats import FormatError
+from protperf.formats.commit import commit_bytes
+
+FORMAT = "protperf contact head"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ContactHead:
+    """What turns attention maps into probabilities of contacts.
+
+    Attributes:
+        weights: of each head's corrected map, float64 `(N, H)`.
+        intercept: of the log-odds.
+        provenance: plain values: the checkpoint it belongs to, and what it was fitted to and how.
+    """
+
+    weights: np.ndarray
+    intercept: float
+    provenance: dict[str, Any]
+
+
+def write_contact_head(path: Path, head: ContactHead) -> None:
+    """Write a head; the file appears only when it is whole."""
+    content = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **head.provenance,
+        "intercept": head.intercept,
+        "weights": head.weights.tolist(),
+    }
+    commit_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_contact_head(path: Path) -> ContactHead:
+    """Read a head.
+
+    Raises:
+        ValueError: the file cannot be read.
+        FormatError: it is no contact head, or one of a later version.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise FormatError(f"{path}: no contact head: not JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise FormatError(f"{path}: no contact head; give a file that `protperf maps contacts` wrote")
+    if content.get("format_version") != FORMAT_VERSION:
+        raise FormatError(
+            f"{path}: has format version {content.get('format_version')}, this protperf reads {FORMAT_VERSION}; "
+            "fit the head again, or install the protperf that wrote it"
+        )
+    try:
+        weights = np.array(content["weights"], dtype=np.float64)
+        intercept = float(content["intercept"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: damaged contact head ({error}); fit it again") from error
+    if weights.ndim != 2 or not np.isfinite(weights).all() or not np.isfinite(intercept):
+        raise FormatError(f"{path}: damaged contact head: weights are no finite matrix; fit it again")
+    own = ("format", "format_version", "weights", "intercept")
+    return ContactHead(weights, intercept, {key: content[key] for key in content if key not in own})
