@@ -142,7 +142,9 @@ def test_a_sweep_gives_each_run_its_own_folder(tmp_path: Path):
     assert result.returncode == 0, result.stderr
     found = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("step=*.ckpt"))
     assert len(found) == 2, found
-    assert {load_model(tmp_path / path).model.config.feedforward_dim for path in found} == {16, 24}
+    for folder in (Path("."), Path("..", "model")):
+        models = [load_model(tmp_path / path.parent / folder).model for path in found]
+        assert {model.config.feedforward_dim for model in models} == {16, 24}
 
 
 @pytest.mark.slow

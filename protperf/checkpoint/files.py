@@ -1,10 +1,9 @@
-"""Checkpoints: plain dicts that open with `torch.load(weights_only=True)` and rebuild their model without Hydra."""
+"""Checkpoint files: plain dicts that open with `torch.load(weights_only=True)` and rebuild their model without Hydra."""
 
 from __future__ import annotations
 
 import re
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from protperf import __version__
 from protperf.batches import is_out_of_memory
 from protperf.config import ModelConfig, ObjectiveConfig, to_dict
 from protperf.formats import FormatError
-from protperf.model import ProteinModel
 from protperf.vocab import VOCABULARY, check_fingerprint
 
 FORMAT_VERSION = 1
@@ -35,29 +33,7 @@ _DESCRIPTION = (
     "dataset_digest",
     "fingerprint",
 )
-_MODEL_PREFIX = "model."
 _STEP_NAME = re.compile(r"step=(\d+)\.ckpt")
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A model out of a checkpoint.
-
-    Attributes:
-        model: in evaluation mode, on the CPU.
-        objective: what it was trained to answer.
-        attend_across_documents: whether packed proteins saw each other in training.
-        path: the checkpoint file.
-        step: optimizer steps it was trained for.
-        dataset_digest: hash of the dataset it was trained on.
-    """
-
-    model: ProteinModel
-    objective: ObjectiveConfig
-    attend_across_documents: bool
-    path: Path
-    step: int
-    dataset_digest: str
 
 
 def describe(
@@ -106,26 +82,6 @@ def remove_unfinished(checkpoint_dir: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint file meant by `path`: itself, or a run folder's best (else latest) one.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise ValueError(f"{path}: no such file or folder; give a .ckpt file or the folder of a run")
-    for folder in (path, path / "checkpoints"):
-        candidates = [*step_checkpoints(folder)[-1:], folder / BEST_NAME]
-        existing = [candidate for candidate in candidates if candidate.is_file()]
-        if existing:
-            return existing[-1]
-    raise ValueError(
-        f"{path}: holds no checkpoint ({BEST_NAME} or step=N.ckpt); did the run reach its first one?"
-    )
-
-
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the dict of a checkpoint; nothing in it can run code.
 
@@ -165,43 +121,6 @@ def _check_entries(path: Path, content: Any, names: tuple[str, ...]) -> None:
         raise FormatError(
             f"{path}: not a checkpoint of `protperf train` (it lacks {missing[0]!r}); give another one"
         )
-
-
-def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
-    """Rebuild a trained model from a checkpoint file or a run folder.
-
-    Args:
-        path: see `find_checkpoint`.
-        projections: see `ProteinModel.load_weights`.
-
-    Raises:
-        ValueError: no checkpoint there, another vocabulary, or weights that do not fit.
-        FormatError: a damaged or foreign file.
-    """
-    file = find_checkpoint(Path(path))
-    content = read_checkpoint(file)
-    about = content[ENTRY]
-    try:
-        config, objective = ModelConfig(**about["model"]), ObjectiveConfig(**about["objective"])
-    except (TypeError, ValueError) as error:
-        raise FormatError(f"{file}: not a model of this protperf ({error}); update protperf") from error
-    model = ProteinModel(config, causal=objective.kind == "causal")
-    weights = {
-        name.removeprefix(_MODEL_PREFIX): value
-        for name, value in content["state_dict"].items()
-        if name.startswith(_MODEL_PREFIX)
-    }
-    model.load_weights(weights, place=str(file), projections=projections)
-    if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
-        raise FormatError(f"{file}: holds weights that are no finite numbers; give another checkpoint")
-    return TrainedModel(
-        model.eval(),
-        objective,
-        about["attend_across_documents"],
-        file,
-        content["global_step"],
-        about["dataset_digest"],
-    )
 
 
 def check_resumable(path: Path, description: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from protperf.checkpoint.stopping import StopRequest
 from protperf.formats.commit import lock_folder
 from protperf.loggers import close_loggers
 from protperf.train.failures import explain_failure
-from protperf.train.runs import build_run, describe_start, record_settings, test_best
+from protperf.train.runs import build_run, describe_start, record_settings, share_best, test_best
 from protperf.train.settings import Settings, explain, read_settings
 from protperf.train.trainers import resolve
 
@@ -89,6 +89,7 @@ def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
         print(_from_rank(f"protperf train: {line}"), file=sys.stderr)
         raise SystemExit(status) from error
     if is_first:
+        share_best(run)
         print(settings.run_dir)
 
 

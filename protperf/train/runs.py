@@ -15,12 +15,16 @@ from protperf.callbacks import AttentionImages, Divergence, EarlyStop, Progress,
 from protperf.callbacks.images import NUM_PROTEINS, choose_proteins
 from protperf.checkpoint import (
     BEST_NAME,
+    MODEL_DIR,
     check_resumable,
     describe,
+    load_model,
     read_checkpoint,
     step_checkpoints,
     step_of,
 )
+from protperf.checkpoint.export import export_model
+from protperf.checkpoint.facts import CONFIG_NAME
 from protperf.checkpoint.saving import Checkpoints
 from protperf.checkpoint.stopping import StopRequest
 from protperf.config import to_dict
@@ -34,8 +38,6 @@ from protperf.train.settings import SECTIONS, Settings
 from protperf.train.trainers import build_trainer, resolve
 
 log = logging.getLogger("protperf")
-
-CONFIG_NAME = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,22 @@ def test_best(run: Run) -> None:
         if trainer.is_global_zero:
             log.info("testing %s", best)
         trainer.test(run.task, run.data, ckpt_path=best, verbose=False)
+
+
+def share_best(run: Run) -> None:
+    """Write the best model's folder, to be shared, into the run's; call it on the first rank.
+
+    A run that has trained is not worse for a full disk now: that costs a warning.
+    """
+    best, folder = run.settings.checkpoint_dir / BEST_NAME, run.settings.run_dir / MODEL_DIR
+    if not best.is_file():
+        return
+    try:
+        export_model(load_model(best), folder)
+    except (ValueError, OSError, MemoryError) as error:
+        log.warning("%s; the best model has no folder, `protperf convert` makes one", error)
+    else:
+        log.info("the best model, to be shared: %s", folder)
 
 
 def _is_whole(best: Path) -> bool:

@@ -1,0 +1,190 @@
+"""The model card: what a model is, what it learned from, how good it is, what it is for, and how it is opened.
+
+It tells what the checkpoint, its run and a file of scores say, and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protperf import __version__
+from protperf.attention import UNPROJECTED
+from protperf.checkpoint.facts import RunFacts
+from protperf.checkpoint.loading import TrainedModel
+from protperf.formats.manifest import Manifest
+from protperf.formats.scores import MODEL, Scores
+
+_QUESTIONS = {
+    "masked": "residues shown as `<mask>`, from both sides",
+    "causal": "the next residue, from those before it",
+}
+_OBJECTIVE_KEYS = {
+    "masked": ("kind", "mask_fraction", "shown_as_mask", "shown_as_random", "label_smoothing"),
+    "causal": ("kind", "ask_eos", "label_smoothing"),
+}
+_USES = {
+    "masked": "Embeddings of proteins and residues, scores of variants, filling in of masked residues; a start for fine-tuning.",
+    "causal": "Embeddings, likelihoods of proteins, generation of sequences; a start for fine-tuning.",
+}
+_CLASSES = {"masked": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
+_TASKS = {"masked": "fill-mask", "causal": "text-generation"}
+
+
+@dataclass(frozen=True)
+class CardDetails:
+    """What only the user knows.
+
+    Attributes:
+        name: title of the card; the run's name by default.
+        licence: of the weights, as an SPDX identifier; without one the card tells none.
+        scores: of `protperf evaluate --json`, on held-out proteins.
+    """
+
+    name: str = ""
+    licence: str = ""
+    scores: Scores = field(default_factory=dict)
+
+
+def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> str:
+    """Return the text of a card, Markdown with the front matter that model hubs read."""
+    config, kind = trained.model.config, trained.objective.kind
+    parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+    cost = "exact, quadratic" if config.attention == "softmax" else "linear"
+    parts = [
+        _front_matter(kind, details.licence),
+        f"# {details.name or facts.name or 'A protein language model'}",
+        f"A {kind} protein language model with {parameters:,} parameters, trained with protperf to predict "
+        f"{_QUESTIONS[kind]}. Its attention (`{config.attention}`) is {cost} in the length of a protein.",
+        "## Model",
+        _table(("property", "value"), _shape(trained)),
+        "## Training",
+        _training(trained, facts),
+        "## Results",
+        _results(facts, details.scores),
+        "## Intended use",
+        _USES[kind],
+        "## Limits",
+        _limits(facts),
+        "## How to load it",
+        _loading(kind),
+    ]
+    if details.licence:
+        parts += ["## Licence", f"{details.licence}, as stated by whoever converted the model."]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(kind: str, licence: str) -> str:
+    lines = ["---", "library_name: protperf", f"pipeline_tag: {_TASKS[kind]}"]
+    lines += [f"license: {licence}"] if licence else []
+    return "\n".join([*lines, "tags:", "- protein", "- performer", "---"])
+
+
+def _shape(trained: TrainedModel) -> Iterable[tuple[str, Any]]:
+    config = trained.model.config
+    yield "blocks", config.num_layers
+    yield "width", config.model_dim
+    yield "heads", config.num_heads
+    yield "feed-forward", f"{config.feedforward} {config.feedforward_dim} wide"
+    if config.attention != "softmax" and config.attention not in UNPROJECTED:
+        yield "random features", f"{config.num_features}, {config.projection}, stored with the weights"
+    yield "positions", config.positions
+    yield "queries and keys normalised", "yes" if config.qk_norm else "no"
+    yield "vocabulary", f"{len(trained.model.embedding.weight)} tokens, in `config.json`"
+    yield "weights", "float32; the output head is the embedding"
+
+
+def _training(trained: TrainedModel, facts: RunFacts) -> str:
+    rows: list[tuple[str, Any]] = [("optimizer steps", f"{trained.step:,}")]
+    asked = trained.describe()["objective"]
+    rows += [(f"objective.{key}", asked[key]) for key in _OBJECTIVE_KEYS[trained.objective.kind]]
+    rows.append(("data.attend_across_documents", trained.attend_across_documents))
+    rows += facts.settings.items()
+    parts = [f"Dataset: SHA-256 digest `{trained.dataset_digest or 'unknown'}`."]
+    if facts.manifest is not None:
+        parts += [_dataset(facts.manifest)]
+    return "\n\n".join([*parts, _table(("setting", "value"), rows)])
+
+
+def _dataset(manifest: Manifest) -> str:
+    names = ", ".join(f"`{entry.name}`" for entry in manifest.inputs if entry.role == "sequences")
+    release = f" (release {manifest.release})" if manifest.release else ""
+    rows = [
+        (split, f"{stats.sequences:,}", f"{stats.residues:,}")
+        for split, stats in manifest.splits.items()
+        if stats.sequences
+    ]
+    made = f"Made from {names}{release} in windows of {manifest.window:,} tokens."
+    return f"{made}\n\n{_table(('split', 'proteins', 'residues'), rows)}"
+
+
+def _results(facts: RunFacts, scores: Scores) -> str:
+    """Return the numbers of the evaluation if there is one, else those that the run itself measured."""
+    measured = scores or {split: {MODEL: values} for split, values in facts.results.items()}
+    rows = [
+        (
+            split,
+            "this model" if name == MODEL else name,
+            f"{score['perplexity']:.3f}",
+            f"{score.get('accuracy', math.nan):.2%}",
+        )
+        for split, predictors in measured.items()
+        for name, score in predictors.items()
+    ]
+    if not rows:
+        return "None is recorded with this model; `protperf evaluate` measures it beside the floors."
+    floors = (
+        "n-gram models of the training split, asked the same residues"
+        if scores
+        else "not recorded here; `protperf evaluate` gives them for the same split"
+    )
+    note = (
+        "Perplexity (20 is guessing among the standard amino acids, lower is better) and accuracy, over held-out residues. "
+        f"Floors: {floors}. Numbers on different splits or datasets do not compare."
+    )
+    return f"{_table(('split', 'predictor', 'perplexity', 'accuracy'), rows)}\n\n{note}"
+
+
+def _limits(facts: RunFacts) -> str:
+    window = facts.settings.get("data.context_length") or (facts.manifest.window if facts.manifest else 0)
+    seen = f"It was trained on windows of {window:,} tokens: l" if window else "L"
+    lines = [
+        f"{seen}onger proteins than training showed are computed whole, but how well is not known.",
+        "It knows sequences alone: no structure, no function, no alignment. What it gives is a prediction, not a measurement.",
+        "It reflects the proteins that it was trained on, and groups of organisms or families that are rare there less well.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _loading(kind: str) -> str:
+    return f"""\
+With protperf {__version__} or later:
+
+```bash
+protperf embed FOLDER proteins.fasta embeddings.h5
+```
+
+```python
+import protperf
+
+model = protperf.load("FOLDER")
+embedding = next(model.embed(["MKTAYIAKQR"])).mean
+```
+
+With transformers (`pip install "protperf[hf]"`); no code is taken from the folder:
+
+```python
+import protperf.hf
+from transformers import AutoTokenizer, {_CLASSES[kind]}
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = {_CLASSES[kind]}.from_pretrained("FOLDER")
+logits = model(**tokenizer(["MKTAYIAKQR"], return_tensors="pt")).logits  # (1, 12, 36)
+```"""
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

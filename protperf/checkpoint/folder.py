@@ -1,0 +1,188 @@
+"""The folder that people share: `config.json`, `model.safetensors` and `model_card.md`, without pickle.
+
+`config.json` comes last, so a folder that holds one is whole. `docs/formats.md` is its specification.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from protperf.formats import FormatError
+from protperf.formats.commit import commit_bytes
+from protperf.vocab import check_fingerprint
+
+FORMAT = "protperf-model"
+FORMAT_VERSION = 1
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+CARD_NAME = "model_card.md"
+INDEX_NAME = "model.safetensors.index.json"
+"""What transformers writes where it cuts weights into several files."""
+
+PREFIX = "model."
+"""What the names of a model's weights begin with, in these folders as in checkpoints."""
+
+MODEL_TYPE = "protperf"
+ARCHITECTURES = {"masked": "ProtperfForMaskedLM", "causal": "ProtperfForCausalLM"}
+"""Objective -> class of `protperf.hf`, named in `config.json` for transformers."""
+
+_ENTRIES = {
+    "model": dict,
+    "objective": dict,
+    "attend_across_documents": bool,
+    "dataset_digest": str,
+    "step": int,
+    "fingerprint": str,
+}
+_DIGEST = "protperf_sha256"
+
+
+def folder_config(description: dict[str, Any], *, step: int) -> dict[str, Any]:
+    """Return the content of `config.json`: plain values only.
+
+    Args:
+        description: from `describe`.
+        step: optimizer steps that the weights were trained for.
+    """
+    return {
+        "model_type": MODEL_TYPE,
+        "architectures": [ARCHITECTURES[description["objective"]["kind"]]],
+        "format": FORMAT,
+        **description,
+        "format_version": FORMAT_VERSION,
+        "step": step,
+    }
+
+
+def check_folder(folder: Path, *, force: bool) -> None:
+    """Refuse, before any work, a folder that must not be written to.
+
+    Raises:
+        ValueError: it is a file, or holds something and `force` is false.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: is a file; give the name of a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise ValueError(
+            f"{folder}: exists already and is not empty; give another name, or --force to replace the model in it"
+        )
+
+
+def write_folder(folder: Path, *, config: dict[str, Any], weights: dict[str, Tensor], card: str) -> None:
+    """Write a model's folder; one that is there has its three files replaced, whatever else it holds stays.
+
+    Args:
+        folder: made if need be.
+        config: from `folder_config`.
+        weights: the state dict of a `ProteinModel`.
+        card: text of the model card.
+
+    Raises:
+        OSError: it cannot be written; no `config.json` is there then.
+    """
+    named = {f"{PREFIX}{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f".{WEIGHTS_NAME}.*.tmp"):  # by a process that was killed
+        left.unlink(missing_ok=True)
+    paths = [folder / CONFIG_NAME, folder / WEIGHTS_NAME, folder / CARD_NAME]
+    try:
+        paths[0].unlink(missing_ok=True)
+        commit_bytes(paths[1], save(named, {"format": "pt", _DIGEST: digest_of(named)}))
+        commit_bytes(paths[2], card.encode())
+        commit_bytes(paths[0], (json.dumps(config, indent=1) + "\n").encode())
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in paths:
+                path.unlink(missing_ok=True)
+            folder.rmdir()
+        raise
+
+
+def digest_of(weights: dict[str, Tensor]) -> str:
+    """Return the hex SHA-256 over the tensors in the order of their names: safetensors has no checksum of its own."""
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read_folder(weights_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the checked content of `config.json`, and the weights by the names of a `ProteinModel`.
+
+    Args:
+        weights_path: the folder's `model.safetensors`.
+
+    Raises:
+        FormatError: damaged, foreign, newer, or not whole.
+        ValueError: of another vocabulary.
+    """
+    config = read_config(weights_path.parent / CONFIG_NAME)
+    try:
+        with safe_open(weights_path, framework="pt", device="cpu") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            expected = (file.metadata() or {}).get(_DIGEST)
+    except SafetensorError as error:
+        raise FormatError(
+            f"{weights_path}: not a whole safetensors file ({error}); give another one"
+        ) from error
+    if expected is not None and digest_of(weights) != expected:
+        raise FormatError(f"{weights_path}: damaged (the checksum of the weights is wrong); give another one")
+    return config, {name.removeprefix(PREFIX): value for name, value in weights.items()}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a `config.json`, after checking that it describes a model of this protperf.
+
+    Raises:
+        FormatError: missing, damaged, foreign or newer.
+        ValueError: of another vocabulary.
+    """
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FormatError(
+            f"{path.parent}: holds {WEIGHTS_NAME} but no {CONFIG_NAME}; give the whole folder"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON ({error}); give another folder") from None
+    check_config(config, place=str(path))
+    return dict(config)
+
+
+def check_config(config: Any, *, place: str) -> None:
+    """Refuse what does not describe a model of this protperf.
+
+    Args:
+        config: the content of a `config.json`.
+        place: its name, for messages.
+
+    Raises:
+        FormatError: foreign, newer, or an entry is missing or of another type.
+        ValueError: of another vocabulary.
+    """
+    found = config.get("format") if isinstance(config, dict) else type(config).__name__
+    if found != FORMAT:
+        raise FormatError(
+            f"{place}: not of a protperf model (format {found!r}, not {FORMAT!r}); `protperf convert` writes such folders"
+        )
+    version = config.get("format_version")
+    if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
+        raise FormatError(
+            f"{place}: model format {version!r}, this protperf reads 1 to {FORMAT_VERSION}: update protperf"
+        )
+    for name, kind in _ENTRIES.items():
+        if not isinstance(config.get(name), kind):
+            raise FormatError(
+                f"{place}: {name!r} is {config.get(name)!r}, not of type {kind.__name__}; convert the checkpoint again"
+            )
+    check_fingerprint(config["fingerprint"], place)

@@ -1,0 +1,133 @@
+"""A trained model out of whatever holds one: a checkpoint, the folder of a run, or a folder made to be shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protperf.checkpoint.files import BEST_NAME, ENTRY, describe, read_checkpoint, step_checkpoints
+from protperf.checkpoint.folder import CONFIG_NAME, INDEX_NAME, PREFIX, WEIGHTS_NAME, read_folder
+from protperf.config import ModelConfig, ObjectiveConfig
+from protperf.formats import FormatError
+from protperf.model import ProteinModel
+
+MODEL_DIR = "model"
+"""Name of the folder inside a run's in which its best model is written to be shared."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model out of a checkpoint.
+
+    Attributes:
+        model: in evaluation mode, on the CPU.
+        objective: what it was trained to answer.
+        attend_across_documents: whether packed proteins saw each other in training.
+        path: the file that holds the weights.
+        step: optimizer steps it was trained for.
+        dataset_digest: hash of the dataset it was trained on.
+    """
+
+    model: ProteinModel
+    objective: ObjectiveConfig
+    attend_across_documents: bool
+    path: Path
+    step: int
+    dataset_digest: str
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a file says of this model besides the weights: plain values only."""
+        return describe(
+            self.model.config,
+            self.objective,
+            attend_across_documents=self.attend_across_documents,
+            dataset_digest=self.dataset_digest,
+        )
+
+
+def find_checkpoint(path: Path) -> Path:
+    """Return the file with the weights meant by `path`: itself, or a folder's best (else latest, else shared) one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if path.is_file():
+        return path.with_name(WEIGHTS_NAME) if path.name == CONFIG_NAME else path
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder; give a .ckpt file or the folder of a run")
+    for folder in (path, path / "checkpoints"):
+        candidates = [*step_checkpoints(folder)[-1:], folder / BEST_NAME]
+        existing = [candidate for candidate in candidates if candidate.is_file()]
+        if existing:
+            return existing[-1]
+    for folder in (path, path / MODEL_DIR):
+        if (folder / WEIGHTS_NAME).is_file():
+            return folder / WEIGHTS_NAME
+        if (folder / INDEX_NAME).is_file():
+            raise ValueError(
+                f"{folder}: its weights are cut into several files; save them as one (max_shard_size='100GB')"
+            )
+    raise ValueError(
+        f"{path}: holds no checkpoint ({BEST_NAME} or step=N.ckpt) and no {WEIGHTS_NAME}; "
+        "did the run reach its first one?"
+    )
+
+
+def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
+    """Rebuild a trained model from a checkpoint file, a run folder, or a folder with `model.safetensors`.
+
+    Args:
+        path: see `find_checkpoint`.
+        projections: see `ProteinModel.load_weights`.
+
+    Raises:
+        ValueError: no checkpoint there, another vocabulary, or weights that do not fit.
+        FormatError: a damaged or foreign file.
+    """
+    file = find_checkpoint(Path(path))
+    about, weights = read_folder(file) if file.suffix == ".safetensors" else _read_weights(file)
+    model, objective = build_model(about, place=str(file))
+    model.load_weights(weights, place=str(file), projections=projections)
+    for name, value in model.state_dict().items():
+        if not value.isfinite().all():
+            raise FormatError(f"{file}: {name} holds what is no finite number; give another checkpoint")
+    return TrainedModel(
+        model.eval(),
+        objective,
+        about["attend_across_documents"],
+        file,
+        about["step"],
+        about["dataset_digest"],
+    )
+
+
+def build_model(about: dict[str, Any], *, place: str) -> tuple[ProteinModel, ObjectiveConfig]:
+    """Build the model that a description names, with new weights, and what it is asked.
+
+    Args:
+        about: from `describe`.
+        place: the file's name, for messages.
+
+    Raises:
+        FormatError: of a model that this protperf does not know.
+    """
+    try:
+        config, objective = ModelConfig(**about["model"]), ObjectiveConfig(**about["objective"])
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{place}: not a model of this protperf ({error}); update protperf") from error
+    return ProteinModel(config, causal=objective.kind == "causal"), objective
+
+
+def _read_weights(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what a checkpoint says of its model, and the model's weights."""
+    content = read_checkpoint(file)
+    weights: dict[str, torch.Tensor] = {
+        name.removeprefix(PREFIX): value
+        for name, value in content["state_dict"].items()
+        if name.startswith(PREFIX)
+    }
+    return {**content[ENTRY], "step": content["global_step"]}, weights

@@ -1,0 +1,49 @@
+"""The file of `protperf evaluate --json`: what a model and the floors beside it got on splits of a dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from protperf.formats.commit import commit_bytes
+
+MODEL = "model"
+AGAINST = "against"
+"""Predictors that are models; the others of a split are floors."""
+
+OTHER = "other"
+"""Name of the residues that are none of the 20 standard ones, taken together, in `by_residue`."""
+
+Scores = dict[str, dict[str, dict[str, Any]]]
+"""Split -> predictor -> `loss`, `perplexity`, `accuracy`, `asked`, and more (see docs/formats.md)."""
+
+
+def write_scores(path: Path, scores: Scores) -> None:
+    """Write scores by rename."""
+    commit_bytes(path, (json.dumps(scores, indent=1) + "\n").encode())
+
+
+def read_scores(path: Path) -> Scores:
+    """Read what `write_scores` wrote.
+
+    Raises:
+        ValueError: no such file, or something else.
+    """
+    try:
+        scores = json.loads(path.read_text())
+        for predictors in scores.values():
+            for score in predictors.values():
+                score["perplexity"] = float(score["perplexity"])
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(
+            f"{path}: not what `protperf evaluate --json` writes ({type(error).__name__})"
+        ) from error
+    return dict(scores)
+
+
+def floors_of(predictors: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the names of the predictors of a split that are floors, in the order of the file."""
+    return [name for name in predictors if name not in (MODEL, AGAINST)]
