@@ -1,12 +1,11 @@
 """From windows and proteins to batches: which window comes when, which token belongs to which protein.
 
-Axis letters: `B` batch, `L` length in tokens (of a lone protein: in residues), `D` model width, `N` number of windows
-or proteins.
+Axis letters: `B` batch, `L` length in tokens, `N` number of windows or proteins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,69 +85,8 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int) -> Iterator[list[
         yield batch
 
 
-Model = Callable[[Tensor, Tensor | None], Tensor]
-"""`(tokens (B, L), documents (B, L) or None) -> hidden (B, L, D)`: `protperf.model.ProteinModel` is one."""
-
 _OUT_OF_MEMORY = ("out of memory", "allocate memory", "ALLOC_FAILED")
 """What allocators say where they raise a plain `RuntimeError`: CPU, MPS, cuBLAS."""
-
-
-def embed_proteins(
-    model: Model,
-    proteins: Sequence[np.ndarray],
-    *,
-    token_budget: int = 4096,
-    device: torch.device | str = "cpu",
-) -> list[np.ndarray | None]:
-    """Return the hidden states of each protein's residues: one float32 `(L, D)` a protein, in the order given.
-
-    Each protein is shown whole, as `<bos> residues <eos>`; only the rows of its residues come back. A batch that
-    does not fit into memory is halved until it does.
-
-    >>> from protperf.checkpoint import load_model
-    >>> states = embed_proteins(load_model("runs/demo").model, [VOCABULARY.encode("MKV")])  # doctest: +SKIP
-
-    Args:
-        model: in evaluation mode, on `device`.
-        proteins: residue tokens, uint8 `(L,)` each, L at least 1.
-        token_budget: tokens in a padded batch; a longer protein is a batch of its own.
-        device: where the model is.
-
-    Returns:
-        `None` in place of a protein that does not fit into memory even alone.
-    """
-    states: list[np.ndarray | None] = [None] * len(proteins)
-    lengths = [len(protein) + 2 for protein in proteins]
-    for places in plan_batches(lengths, token_budget=token_budget):
-        waiting = [places]
-        while waiting:
-            part = waiting.pop()
-            found = _embed_batch(model, [proteins[place] for place in part], device)
-            if found is not None:
-                for place, rows in zip(part, found, strict=True):
-                    states[place] = rows
-            elif len(part) > 1:
-                waiting += [part[: len(part) // 2], part[len(part) // 2 :]]
-    return states
-
-
-def _embed_batch(
-    model: Model, proteins: Sequence[np.ndarray], device: torch.device | str
-) -> list[np.ndarray] | None:
-    """Return the states of one batch, `(L, D)` each; `None` where it does not fit into memory."""
-    framed = [np.concatenate(([VOCABULARY.bos], protein, [VOCABULARY.eos])) for protein in proteins]
-    tokens, padded_documents = pad_together(framed)
-    documents = padded_documents if tokens.eq(VOCABULARY.pad).any() else None
-    try:
-        with torch.inference_mode():
-            hidden = model(tokens.to(device), None if documents is None else documents.to(device))
-            states = hidden.float().cpu().numpy()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-    # copies, since a view would keep the whole padded batch alive
-    return [rows[1 : 1 + len(protein)].copy() for rows, protein in zip(states, proteins, strict=True)]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -15,9 +15,13 @@ COMMANDS = {
     "train": ("protperf.train", "train a masked or causal protein language model (Hydra)"),
     "evaluate": ("protperf.evaluate", "perplexity and accuracy beside the n-gram floors"),
     "embed": ("protperf.embed", "embeddings of proteins of any length"),
+    "score": ("protperf.score", "likelihood of proteins, effects of mutations"),
+    "generate": ("protperf.generate", "new proteins; masked residues filled in"),
+    "maps": ("protperf.maps", "attention maps, similarity of amino acids, contacts"),
+    "convert": ("protperf.convert", "a folder to share: config.json, model.safetensors, model card"),
     "bench": (
         "protperf.bench",
-        "time, memory and error of attention; training steps and loops; reading; scaling",
+        "time, memory and error of attention; training; reading; scaling; embedding",
     ),
     "plot": ("protperf.plot", "training curves; a map of embeddings"),
 }

@@ -13,15 +13,15 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from checkpoints import make_checkpoint
 from prepared import random_records, read_fasta, write_fasta
 
-from protperf import embed
-from protperf.batches import embed_proteins
-from protperf.checkpoint import describe, load_model
-from protperf.config import ModelConfig, ObjectiveConfig
-from protperf.embed import main, output_paths
+from protperf.checkpoint import load_model
+from protperf.embed import blocks, engine, job
+from protperf.embed.__main__ import main
+from protperf.embed.options import parse
 from protperf.formats import FormatError
-from protperf.formats.embeddings import EmbeddingWriter, read_embeddings
+from protperf.formats.embeddings import read_embeddings
 from protperf.formats.headers import parse_header
 from protperf.model import ProteinModel
 from protperf.vocab import VOCABULARY
@@ -30,24 +30,6 @@ TOLERANCE = 1e-5
 """float32 sums in another order; hidden states are of order one after the final norm."""
 
 SHARED = Path(os.environ.get("PROTPERF_SHARED", Path(__file__).resolve().parents[2] / "shared"))
-
-
-def make_checkpoint(path: Path, *, attention: str = "favor", kind: str = "masked") -> Path:
-    """Write a checkpoint with weights so wide that attention decides the states."""
-    config = ModelConfig(
-        attention=attention, num_layers=2, num_heads=2, model_dim=16, feedforward_dim=32, num_features=16
-    )
-    objective = ObjectiveConfig(kind=kind)
-    model = ProteinModel(config, causal=kind == "causal")
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(std=0.4, generator=generator)
-    about = describe(config, objective, attend_across_documents=False, dataset_digest="")
-    state = {f"model.{name}": value for name, value in model.state_dict().items()}
-    torch.save({"protperf": about, "state_dict": state, "global_step": 7}, path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -105,23 +87,24 @@ def test_blocks_keep_the_order_and_the_memory(
     records = random_records([10 + i % 37 for i in range(300)])
     fasta = write_fasta(tmp_path / "a.fasta", records)
     waiting: list[int] = []
+    written = 0
 
-    class Reader(embed.SequenceReader):
+    class Reader(job.SequenceReader):
         def __iter__(self):
             for record in super().__iter__():
-                waiting.append(len(waiting) - Writer.written)
+                waiting.append(len(waiting) - written)
                 yield record
 
-    class Writer(EmbeddingWriter):
-        written = 0
+    add = engine.Engine._add
 
-        def add(self, embedding):
-            Writer.written += 1
-            super().add(embedding)
+    def counted(*arguments):
+        nonlocal written
+        written += 1
+        add(*arguments)
 
-    monkeypatch.setattr(embed, "SequenceReader", Reader)
-    monkeypatch.setattr(embed, "EmbeddingWriter", Writer)
-    monkeypatch.setattr(embed, "BLOCK_TOKENS", 500)
+    monkeypatch.setattr(job, "SequenceReader", Reader)
+    monkeypatch.setattr(engine.Engine, "_add", counted)
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 500)
     assert main([checkpoint, fasta, str(tmp_path / "e.h5")]) == 0
     assert max(waiting) <= 500 / 12
     assert read_embeddings(tmp_path / "e.h5")[0] == [name for name, _ in records]
@@ -273,12 +256,12 @@ def test_odd_fasta_file_has_its_outcome(
 
 def refusing(limit: int, error: Exception):
     """Return a stand-in for the model's forward pass that has memory for `limit` tokens."""
-    forward = ProteinModel.forward
+    states = ProteinModel.states
 
-    def limited(self, tokens, documents=None):
+    def limited(self, tokens, documents=None, *, layers):
         if tokens.numel() > limit:
             raise error
-        return forward(self, tokens, documents)
+        return states(self, tokens, documents, layers=layers)
 
     return limited
 
@@ -296,7 +279,7 @@ def test_out_of_memory_halves_the_batch_then_reports_the_record(
     tmp_path: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
     fasta = write_fasta(tmp_path / "a.fasta", random_records([40, 10, 200, 20, 41, 42, 43]))
-    monkeypatch.setattr(ProteinModel, "forward", refusing(100, error))
+    monkeypatch.setattr(ProteinModel, "states", refusing(100, error))
     assert main([checkpoint, fasta, str(tmp_path / "e.h5"), "--include", "per_tok"]) == 3
     monkeypatch.undo()
     found = per_residue(tmp_path / "e.h5")
@@ -313,7 +296,7 @@ def test_records_left_out_for_both_reasons_stand_in_one_list(
     tmp_path: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
     fasta = write_fasta(tmp_path / "a.fasta", random_records([5, 200]))
-    monkeypatch.setattr(ProteinModel, "forward", refusing(100, torch.OutOfMemoryError("out of memory")))
+    monkeypatch.setattr(ProteinModel, "states", refusing(100, torch.OutOfMemoryError("out of memory")))
     with pytest.raises(ValueError, match=r"a\.fasta:3: record 'p1' \(200 residues\) does not fit.*--strict"):
         main([checkpoint, fasta, str(tmp_path / "e.h5"), "--strict"])
     assert os.listdir(tmp_path) == ["a.fasta"]
@@ -323,22 +306,29 @@ def test_records_left_out_for_both_reasons_stand_in_one_list(
     assert [row.split("\t")[2] for row in rows] == ["id", "bad", "p1"]
 
 
-def test_other_errors_of_the_model_are_not_swallowed():
-    def broken(tokens, documents):
-        raise RuntimeError("shapes differ")
-
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        embed_proteins(broken, [VOCABULARY.encode("MKV")])
-
-
-def test_existing_output_is_refused_before_any_work(tmp_path: Path, checkpoint: str):
+def test_other_errors_of_the_model_are_not_swallowed(
+    tmp_path: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ProteinModel, "states", refusing(0, RuntimeError("shapes differ")))
     fasta = write_fasta(tmp_path / "a.fasta", random_records([5]))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        main([checkpoint, fasta, str(tmp_path / "e.h5")])
+    assert os.listdir(tmp_path) == ["a.fasta"]
+
+
+def test_existing_output_is_refused_before_any_work(
+    tmp_path: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([5]))
+    run = engine.Engine.run
+    monkeypatch.setattr(engine.Engine, "run", lambda *arguments: pytest.fail("work has started"))
     for name in ("e.mean.h5", "e.per_tok.h5", "e.skipped.tsv"):
         (tmp_path / name).write_text("mine")
         with pytest.raises(ValueError, match=rf"{re.escape(name)}: exists already.*--force"):
-            main(["no.ckpt", fasta, str(tmp_path / "e.h5"), "--include", "mean", "per_tok"])
+            main([checkpoint, fasta, str(tmp_path / "e.h5"), "--include", "mean", "per_tok"])
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
+    monkeypatch.setattr(engine.Engine, "run", run)
     (tmp_path / "e.h5").write_text("old")
     assert main([checkpoint, fasta, str(tmp_path / "e.h5"), "--force"]) == 0
     assert read_embeddings(tmp_path / "e.h5")[0] == ["p0"]
@@ -348,7 +338,7 @@ def test_mistakes_are_one_line_before_work_starts(
     tmp_path: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
     fasta = write_fasta(tmp_path / "a.fasta", random_records([5]))
-    monkeypatch.setattr(embed, "embed", lambda *arguments, **options: pytest.fail("work has started"))
+    monkeypatch.setattr(engine.Engine, "run", lambda *arguments: pytest.fail("work has started"))
     out = str(tmp_path / "e.h5")
     for argv, message in (
         ([checkpoint, fasta, out, "--device", "cuda:77"], "--device cuda:77: not here"),
@@ -372,7 +362,7 @@ def test_mistakes_are_one_line_before_work_starts(
         [],
         ["m.ckpt", "out.h5"],
         ["m.ckpt", "a.fasta", "b.fasta"],
-        ["m.ckpt", "a.fasta", "out.h5", "--include", "bos"],
+        ["m.ckpt", "a.fasta", "out.h5", "--include", "everything"],
         ["m.ckpt", "a.fasta", "out.h5", "--toks-per-batch", "0"],
         ["m.ckpt", "a.fasta", "out.h5", "--nogpu", "--device", "cuda:0"],
     ],
@@ -384,19 +374,11 @@ def test_wrong_usage_exits_with_status_2(argv: list[str]):
 
 
 def test_options_may_stand_before_and_between_the_paths():
-    options = embed.parse(["--include", "per_tok", "mean", "m.ckpt", "a.fa", "--nogpu", "b.fa", "o.h5"])
+    options = parse(["--include", "per_tok", "mean", "m.ckpt", "a.fa", "--nogpu", "b.fa", "o.h5"])
     assert options.include == ["per_tok", "mean"]
     assert (options.checkpoint, options.inputs, options.out) == ("m.ckpt", ["a.fa", "b.fa"], Path("o.h5"))
     assert options.device == "cpu"
-    assert embed.parse(["m.ckpt", "a.fa", "o.h5"]).include == ["mean"]
-
-
-def test_names_of_two_kinds_follow_from_one():
-    assert output_paths(Path("x/a.b.h5"), ["per_tok"]) == {"per_tok": Path("x/a.b.h5")}
-    assert output_paths(Path("x/a.b.h5"), ["mean", "per_tok"]) == {
-        "mean": Path("x/a.b.mean.h5"),
-        "per_tok": Path("x/a.b.per_tok.h5"),
-    }
+    assert parse(["m.ckpt", "a.fa", "o.h5"]).include == ["mean"]
 
 
 def test_file_says_which_model_made_it(tmp_path: Path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-BENCHMARKS = ("attention", "error", "model", "reading", "scaling", "training")
+from protperf.bench.numbers import even, natural, positive, positive_float, several
+
+BENCHMARKS = ("attention", "embedding", "error", "model", "reading", "scaling", "training")
 
 LENGTHS = tuple(2**power for power in range(8, 17))
 FEATURES = tuple(2**power for power in range(4, 11))
@@ -30,6 +32,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="|".join(BENCHMARKS))
     _add_attention(commands)
+    _add_embedding(commands)
     _add_error(commands)
     _add_model(commands)
     _add_reading(commands)
@@ -69,21 +72,21 @@ def _add_attention(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "torch's SDPA, the X line (attention that returns v: the limit) and, if it is installed, performer-pytorch.",
     )
     parser.add_argument(
-        "--lengths", type=_positive, nargs="+", default=LENGTHS, metavar="L", help="tokens (256 ... 65536)"
+        "--lengths", type=positive, nargs="+", default=LENGTHS, metavar="L", help="tokens (256 ... 65536)"
     )
     parser.add_argument("--direction", choices=DIRECTIONS, default="both", help="(%(default)s)")
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="attentions beside softmax (all)")
-    parser.add_argument("--heads", type=_positive, default=8, metavar="N", help="(%(default)s)")
+    parser.add_argument("--heads", type=positive, default=8, metavar="N", help="(%(default)s)")
     parser.add_argument(
-        "--head-dim", type=_positive, default=64, metavar="N", help="width of a head (%(default)s)"
+        "--head-dim", type=positive, default=64, metavar="N", help="width of a head (%(default)s)"
     )
     parser.add_argument(
-        "--features", type=_even, default=256, metavar="N", help="random features (%(default)s)"
+        "--features", type=even, default=256, metavar="N", help="random features (%(default)s)"
     )
-    parser.add_argument("--batch", type=_positive, default=1, metavar="N", help="(%(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="(%(default)s)")
     parser.add_argument(
         "--packed",
-        type=_positive,
+        type=positive,
         default=0,
         metavar="N",
         help="also windows of N documents of random lengths",
@@ -102,13 +105,44 @@ def _add_attention(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument(
         "--budget",
-        type=_positive_float,
+        type=positive_float,
         default=20.0,
         metavar="SECONDS",
         help="leave out what would take longer for one call (%(default)s)",
     )
     _add_device(parser)
     _add_common(parser, rounds=5)
+
+
+def _add_embedding(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "embedding",
+        help="`protperf embed` beside bare forward passes; long proteins; the longest",
+        description="Tokens a second of `protperf embed` (reading, packing, pooling, writing) beside bare forward passes of the same "
+        "model over full rows and beside one protein at a time, in turns; then long proteins beside exact attention, and the time and "
+        "memory of the longest. Weights are random.",
+    )
+    _add_preset(parser, preset="performer_36l", layers=4)
+    parser.add_argument("--fasta", type=Path, metavar="FILE", help="proteins (500 of the UniProt sample)")
+    parser.add_argument(
+        "--toks-per-batch", type=positive, default=4096, metavar="N", help="tokens in a pass (%(default)s)"
+    )
+    parser.add_argument(
+        "--long",
+        type=natural,
+        default=100,
+        metavar="N",
+        help="random proteins of 1,000 to 8,000 residues, beside exact attention (%(default)s)",
+    )
+    parser.add_argument(
+        "--longest",
+        type=positive,
+        nargs="*",
+        default=(34_350, 68_700),
+        metavar="L",
+        help="residues of single proteins: titin and twice titin (34350 68700); none: leave them out",
+    )
+    _add_common(parser, rounds=3)
 
 
 def _add_error(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -119,11 +153,11 @@ def _add_error(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "against the number of layers of a model with random weights, with uniform attention as the null.",
     )
     parser.add_argument(
-        "--features", type=_even, nargs="+", default=FEATURES, metavar="F", help="(16 ... 1024)"
+        "--features", type=even, nargs="+", default=FEATURES, metavar="F", help="(16 ... 1024)"
     )
     parser.add_argument(
         "--sigmas",
-        type=_positive_float,
+        type=positive_float,
         nargs="+",
         default=SIGMAS,
         metavar="S",
@@ -133,20 +167,20 @@ def _add_error(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--couplings", nargs="+", metavar="NAME", help="of projections (iid, orthogonal, simplex)"
     )
-    parser.add_argument("--length", type=_positive, default=1024, metavar="L", help="tokens (%(default)s)")
+    parser.add_argument("--length", type=positive, default=1024, metavar="L", help="tokens (%(default)s)")
     parser.add_argument(
-        "--head-dim", type=_even, default=64, metavar="N", help="width of a head (%(default)s)"
+        "--head-dim", type=even, default=64, metavar="N", help="width of a head (%(default)s)"
     )
     parser.add_argument(
-        "--seeds", type=_positive, default=5, metavar="N", help="medians are over N draws (%(default)s)"
+        "--seeds", type=positive, default=5, metavar="N", help="medians are over N draws (%(default)s)"
     )
     parser.add_argument(
-        "--layers", type=_natural, default=12, metavar="N", help="of the model; 0: no model (%(default)s)"
+        "--layers", type=natural, default=12, metavar="N", help="of the model; 0: no model (%(default)s)"
     )
     parser.add_argument(
-        "--layer-features", type=_even, default=256, metavar="F", help="features in the model (%(default)s)"
+        "--layer-features", type=even, default=256, metavar="F", help="features in the model (%(default)s)"
     )
-    parser.add_argument("--heads", type=_positive, default=8, metavar="N", help="(%(default)s)")
+    parser.add_argument("--heads", type=positive, default=8, metavar="N", help="(%(default)s)")
     _add_device(parser)
     _add_common(parser)
 
@@ -160,19 +194,19 @@ def _add_model(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     _add_preset(parser, preset="performer_36l")
     _add_precision(parser)
-    parser.add_argument("--batch", type=_positive, default=1, metavar="N", help="windows (%(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="windows (%(default)s)")
     parser.add_argument(
-        "--length", type=_positive, metavar="L", help="tokens of a window of random residues (8192)"
+        "--length", type=positive, metavar="L", help="tokens of a window of random residues (8192)"
     )
     parser.add_argument(
-        "--packed", type=_positive, default=0, metavar="N", help="cut each window into N proteins"
+        "--packed", type=positive, default=0, metavar="N", help="cut each window into N proteins"
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="windows of a dataset by `protperf prepare` instead"
     )
     parser.add_argument(
         "--budget",
-        type=_positive_float,
+        type=positive_float,
         default=120.0,
         metavar="SECONDS",
         help="leave out what would take longer for one step (%(default)s)",
@@ -193,14 +227,14 @@ def _add_reading(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--workers",
-        type=_natural,
+        type=natural,
         nargs="+",
         default=(0, 2),
         metavar="N",
         help="processes that read; 0: the one that takes the batches (0 2)",
     )
-    parser.add_argument("--batch-size", type=_positive, default=8, metavar="N", help="windows (%(default)s)")
-    parser.add_argument("--batches", type=_positive, default=512, metavar="N", help="in a turn (%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="windows (%(default)s)")
+    parser.add_argument("--batches", type=positive, default=512, metavar="N", help="in a turn (%(default)s)")
     _add_common(parser, rounds=3)
 
 
@@ -212,29 +246,29 @@ def _add_scaling(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "TrEMBL: arithmetic from stated assumptions; nothing is run.",
     )
     _add_preset(parser, preset="performer_36l")
-    parser.add_argument("--gpus", type=_several, nargs="+", default=GPUS, metavar="N", help="(8 ... 512)")
+    parser.add_argument("--gpus", type=several, nargs="+", default=GPUS, metavar="N", help="(8 ... 512)")
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="in protperf/devices.py (%(default)s)")
     parser.add_argument(
-        "--mfu", type=_positive_float, default=0.24, metavar="SHARE", help="of its bf16 peak (%(default)s)"
+        "--mfu", type=positive_float, default=0.24, metavar="SHARE", help="of its bf16 peak (%(default)s)"
     )
     parser.add_argument(
-        "--window", type=_positive, default=MODEL_LENGTH, metavar="L", help="tokens of a window (%(default)s)"
+        "--window", type=positive, default=MODEL_LENGTH, metavar="L", help="tokens of a window (%(default)s)"
     )
     parser.add_argument(
-        "--windows", type=_positive, default=8, metavar="N", help="of a GPU at once (%(default)s)"
+        "--windows", type=positive, default=8, metavar="N", help="of a GPU at once (%(default)s)"
     )
     parser.add_argument(
-        "--at-most", type=_positive, default=512, metavar="N", help="windows of a step (%(default)s)"
+        "--at-most", type=positive, default=512, metavar="N", help="windows of a step (%(default)s)"
     )
     parser.add_argument(
-        "--nvlink", type=_positive_float, default=450, metavar="GB/s", help="each way (%(default)s)"
+        "--nvlink", type=positive_float, default=450, metavar="GB/s", help="each way (%(default)s)"
     )
     parser.add_argument(
-        "--network", type=_positive_float, default=400, metavar="Gb/s", help="of one card (%(default)s)"
+        "--network", type=positive_float, default=400, metavar="Gb/s", help="of one card (%(default)s)"
     )
     parser.add_argument(
         "--epoch",
-        type=_positive_float,
+        type=positive_float,
         default=TREMBL,
         metavar="N",
         help="billion tokens (%(default)s: TrEMBL)",
@@ -252,11 +286,9 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     _add_preset(parser, preset="performer_12l", layers=2)
     _add_precision(parser)
     parser.add_argument(
-        "--batch", type=_positive, default=2, metavar="N", help="windows, of all ranks together (%(default)s)"
+        "--batch", type=positive, default=2, metavar="N", help="windows, of all ranks together (%(default)s)"
     )
-    parser.add_argument(
-        "--window", type=_positive, metavar="L", help="tokens of a window of the sample (512)"
-    )
+    parser.add_argument("--window", type=positive, metavar="L", help="tokens of a window of the sample (512)")
     parser.add_argument(
         "--data",
         type=Path,
@@ -265,21 +297,21 @@ def _add_training(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     parser.add_argument(
         "--devices",
-        type=_positive,
+        type=positive,
         nargs="*",
         default=(1, 2),
         metavar="N",
         help="numbers of ranks, each with one thread (1 2); none: leave them out",
     )
     parser.add_argument(
-        "--workers", type=_natural, default=2, metavar="N", help="processes that read (%(default)s)"
+        "--workers", type=natural, default=2, metavar="N", help="processes that read (%(default)s)"
     )
     parser.add_argument(
-        "--steps", type=_positive, default=60, metavar="N", help="of each run of training (%(default)s)"
+        "--steps", type=positive, default=60, metavar="N", help="of each run of training (%(default)s)"
     )
-    parser.add_argument("--log-every", type=_positive, default=10, metavar="N", help="steps (%(default)s)")
+    parser.add_argument("--log-every", type=positive, default=10, metavar="N", help="steps (%(default)s)")
     parser.add_argument(
-        "--checkpoint-every", type=_positive, default=50, metavar="N", help="steps (%(default)s)"
+        "--checkpoint-every", type=positive, default=50, metavar="N", help="steps (%(default)s)"
     )
     _add_device(parser)
     _add_common(parser, rounds=3)
@@ -307,7 +339,7 @@ def _add_preset(parser: argparse.ArgumentParser, *, preset: str, layers: int | N
     parser.add_argument("--preset", default=preset, metavar="NAME", help="a file of conf/model (%(default)s)")
     shown = layers or "the preset's"
     parser.add_argument(
-        "--layers", type=_positive, default=layers, metavar="N", help=f"cut the depth to N ({shown})"
+        "--layers", type=positive, default=layers, metavar="N", help=f"cut the depth to N ({shown})"
     )
 
 
@@ -329,10 +361,10 @@ def _add_common(parser: argparse.ArgumentParser, *, rounds: int = 0) -> None:
     """Add what all benchmarks take; `rounds` where something is timed."""
     if rounds:
         parser.add_argument(
-            "--rounds", type=_positive, default=rounds, metavar="N", help="turns of each (%(default)s)"
+            "--rounds", type=positive, default=rounds, metavar="N", help="turns of each (%(default)s)"
         )
     parser.add_argument(
-        "--seed", type=_natural, default=0, metavar="N", help="of all that is drawn (%(default)s)"
+        "--seed", type=natural, default=0, metavar="N", help="of all that is drawn (%(default)s)"
     )
     _add_outputs(parser)
 
@@ -341,34 +373,3 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to FILE")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="also write figures into DIR")
     parser.add_argument("--force", action="store_true", help="replace files that are there")
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, int(text))
-
-
-def _natural(text: str) -> int:
-    return _at_least(0, int(text))
-
-
-def _several(text: str) -> int:
-    return _at_least(2, int(text))
-
-
-def _even(text: str) -> int:
-    if _at_least(2, int(text)) % 2:
-        raise argparse.ArgumentTypeError(f"{text} is odd: some kinds make two features of each row")
-    return int(text)
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
-    return value
-
-
-def _at_least(low: int, value: int) -> int:
-    if value < low:
-        raise argparse.ArgumentTypeError(f"{value}: must be at least {low}")
-    return value

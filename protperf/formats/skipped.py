@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from protperf.formats.commit import commit_file, sync_folder, temporary_path
+from protperf.formats.commit import commit_file, sync_folder
 from protperf.formats.records import Skipped, escaped
 
 
@@ -59,10 +59,10 @@ class SkippedList:
     """The list of a command that also leaves records out after they were read: the reader's rows, then its own.
 
     A context manager: leaving it without an error publishes the file (or removes an old one, if nothing was left out),
-    with an error nothing is left of it.
+    with an error nothing is left of it. What a kill leaves is taken over by the next run.
 
     Args:
-        path: the file.
+        path: the file; only one process at a time may write it.
 
     Attributes:
         work: what to give to `SequenceReader` as `skipped_path`.
@@ -71,7 +71,7 @@ class SkippedList:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.work = temporary_path(path)
+        self.work = path.with_name(f".{path.name}.tmp")
         self.added: list[Skipped] = []
 
     def __enter__(self) -> SkippedList:

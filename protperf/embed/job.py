@@ -1,0 +1,232 @@
+"""One run of `protperf embed`: check, say what will happen, do it, say what was done."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from protperf.arguments import check_outputs, policy_of
+from protperf.checkpoint import TrainedModel, load_model
+from protperf.devices import check_precision, choose_device
+from protperf.embed.engine import Choices, Compute, Engine, Progress, explain, say, summarise
+from protperf.embed.outputs import Part, plan_parts, plan_paths
+from protperf.embed.sinks import open_sinks
+from protperf.embed.workers import Recipe, in_processes, in_this_process
+from protperf.formats.contact_head import ContactHead, read_contact_head
+from protperf.formats.embeddings import RECORD_OVERHEAD
+from protperf.formats.fasta import SequenceReader
+from protperf.formats.sizes import estimate_text_bytes, in_units, peak_memory_bytes
+from protperf.formats.skipped import SkippedList
+from protperf.formats.streams import STDIN
+from protperf.inference.contacts import check_head
+from protperf.inference.embedding import resolve_layers
+from protperf.tensor_folder import check_replaceable
+from protperf.vocab import VOCABULARY
+
+SOME_LEFT_OUT = 3
+"""Exit status when some records were written and some left out."""
+
+CONTACT_HEAD_NAME = "contact_head.json"
+
+_RECORD_BYTES = 450
+"""Bytes of FASTA text for one protein of UniProt, about."""
+
+
+def embed(options: argparse.Namespace) -> int:
+    """Embed the records of some files; return the exit status.
+
+    Raises:
+        ValueError: a mistake in the options or in the input, before or while working.
+        OSError: the disk is full; what is committed is kept, and the same command goes on.
+    """
+    devices = choose_devices(options.device, options.devices)
+    check_precision(devices[0], options.precision)
+    trained = load_model(options.checkpoint)
+    parts = choose_parts(options, trained)
+    head = find_contact_head(options.contact_head, trained) if "contacts" in options.include else None
+    paths = [options.out] if options.format == "pt" else plan_paths(options.out, parts, options.shard)
+    skipped_path = name_skipped(options.out, options.shard)
+    if options.format == "pt":
+        check_folder(options.out, force=options.force)
+    taken = [skipped_path] if options.format == "pt" else [*paths, skipped_path]
+    check_outputs(taken, options.inputs, force=options.force)
+    say(describe_model(trained, devices))
+    say(describe_space(options, parts, trained.model.config.model_dim))
+    recipe = Recipe(
+        parts,
+        window=options.window if options.long == "window" else 0,
+        token_budget=options.toks_per_batch,
+        precision=options.precision,
+        dtype=options.dtype,
+        head=head,
+    )
+    with ExitStack() as stack:
+        skipped = stack.enter_context(SkippedList(skipped_path))
+        sinks = open_sinks(stack, options, trained, parts, paths)
+        engine = Engine(sinks, skipped, choices_of(options))
+        if engine.progress.records:
+            say(f"going on after {engine.progress.records:,} records that an earlier run is done with")
+        reader = SequenceReader(
+            options.inputs, policy_of(options, mask_token=True), skipped_path=skipped.work, progress=True
+        )
+        before, start = (engine.progress.residues, engine.progress.written), time.monotonic()
+        progress = engine.run(reader, choose_compute(trained, devices, recipe))
+        seconds = time.monotonic() - start
+        for line in [*reader.summary(), *summarise(skipped.added)]:
+            say(line)
+        if not progress.written and (options.shard is None or not reader.accepted):
+            raise ValueError(explain_nothing(reader, skipped))
+        for sink in sinks:
+            sink.finish({"records_digest": engine.whole[1], "num_accepted": engine.whole[0]})
+    num_left_out = len(skipped.added) + reader.records - reader.accepted
+    print(describe_outcome(paths, progress, num_left_out, before, seconds))
+    return SOME_LEFT_OUT if num_left_out else 0
+
+
+def choose_devices(name: str, count: int) -> list[torch.device]:
+    """Return the devices to compute on: one as named, or so many GPUs or processes on a CPU.
+
+    Raises:
+        ValueError: there are not as many.
+    """
+    first = choose_device(name)
+    if count == 1 or first.type == "cpu":
+        return [first] * count
+    there = torch.cuda.device_count() if first.type == "cuda" else 1
+    if ":" in name or there < count:
+        raise ValueError(
+            f"--devices {count} with --device {name}: there is {there} {first.type} device{'s' * (there != 1)} here; give "
+            "--device auto and at most so many, or --device cpu"
+        )
+    return [torch.device("cuda", index) for index in range(count)]
+
+
+def choose_parts(options: argparse.Namespace, trained: TrainedModel) -> tuple[Part, ...]:
+    """Return what is kept of each protein.
+
+    Raises:
+        ValueError: the model has no such layer, or its `<bos>` has seen nothing.
+    """
+    try:
+        layers = resolve_layers(options.repr_layers, trained.model.config.num_layers)
+    except ValueError as error:
+        raise ValueError(f"--repr-layers: {error}") from None
+    parts = plan_parts(options.include, options.pool, layers)
+    for part in parts:
+        if part.kind in ("cls", "bos") and trained.model.causal:
+            option = "--pool cls" if part.kind == "cls" else "--include bos"
+            raise ValueError(
+                f"{option}: <bos> stands first and a causal model has seen nothing there, so it is the same for every "
+                "protein; allowed: --include mean with --pool mean or max"
+            )
+    return parts
+
+
+def find_contact_head(path: Path | None, trained: TrainedModel) -> ContactHead:
+    """Return what predicts contacts from the model's attention.
+
+    Raises:
+        ValueError: there is none, or it belongs to a model of another shape.
+    """
+    path = path or trained.path.with_name(CONTACT_HEAD_NAME)
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: no such file; --include contacts needs it: `protperf maps contacts` fits it to structures, then "
+            "--contact-head FILE"
+        )
+    head = read_contact_head(path)
+    try:
+        check_head(trained.model, head)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return head
+
+
+def check_folder(path: Path, *, force: bool) -> None:
+    """Refuse, before any work, a folder that must not be written.
+
+    Raises:
+        ValueError: there is one already, or one that is not to be replaced.
+    """
+    check_replaceable(path)
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise ValueError(f"{path}: exists already; give another name, or --force to replace it")
+
+
+def name_skipped(out: Path, shard: tuple[int, int] | None) -> Path:
+    """Return the file that lists what was left out.
+
+    >>> str(name_skipped(Path("a.h5"), (2, 8)))
+    'a.shard-2-of-8.skipped.tsv'
+    """
+    word = f".shard-{shard[0]}-of-{shard[1]}" if shard else ""
+    return out.with_suffix(f"{word}.skipped.tsv")
+
+
+def choices_of(options: argparse.Namespace) -> Choices:
+    """Return what the user chose of the run itself."""
+    number, count = options.shard or (1, 1)
+    longest = options.window if options.long == "error" else 0
+    return Choices(id_kind=options.id, strict=options.strict, longest=longest, shard=(number - 1, count))
+
+
+def choose_compute(trained: TrainedModel, devices: Sequence[torch.device], recipe: Recipe) -> Compute:
+    """Return what computes: this process, or one a device."""
+    if len(devices) == 1:
+        trained.model.to(devices[0])
+        return partial(in_this_process, trained, recipe)
+    return partial(in_processes, trained.path, [str(device) for device in devices], recipe)
+
+
+def describe_model(trained: TrainedModel, devices: Sequence[torch.device]) -> str:
+    """Return one line on what computes and where."""
+    config = trained.model.config
+    where = ", ".join(map(str, devices))
+    return (
+        f"{trained.path} (step {trained.step:,}, {trained.objective.kind}, {config.attention}, "
+        f"{config.num_layers} layers, width {config.model_dim}) on {where}"
+    )
+
+
+def describe_space(options: argparse.Namespace, parts: Sequence[Part], model_dim: int) -> str:
+    """Return one line on the size of the output, about, and the free space; stdin and pipes are not counted."""
+    files = [name for name in options.inputs if name != STDIN and Path(name).is_file()]
+    text_bytes = sum(estimate_text_bytes(name) for name in files) / (options.shard or (1, 1))[1]
+    proteins = text_bytes / _RECORD_BYTES
+    size = 2 if options.dtype == "float16" else 4
+    values = sum(part.num_values(text_bytes, proteins, model_dim, len(VOCABULARY)) for part in parts)
+    need = values * size + proteins * RECORD_OVERHEAD * len(parts)
+    folder = options.out.parent
+    free = shutil.disk_usage(folder).free
+    verdict = "" if free > need else "; this may not be enough"
+    piped = "" if len(files) == len(options.inputs) else ", and what comes from pipes"
+    return f"the output takes about {in_units(need)}{piped}; {in_units(free)} are free in {folder}{verdict}"
+
+
+def describe_outcome(
+    paths: Sequence[Path], progress: Progress, num_left_out: int, before: tuple[int, int], seconds: float
+) -> str:
+    """Return one line on what is in the output and how fast this run was, from the first record to the last."""
+    tokens = progress.residues - before[0] + 2 * (progress.written - before[1])
+    peak = peak_memory_bytes()
+    if torch.cuda.is_initialized():
+        peak = torch.cuda.max_memory_allocated()
+    return (
+        f"{', '.join(map(str, paths))}: {progress.written:,} protein{'s' * (progress.written != 1)} written, "
+        f"{num_left_out:,} left out, {progress.residues:,} residues, {seconds:.1f} seconds, "
+        f"{tokens / max(seconds, 1e-9):,.0f} tokens/s, {in_units(peak)} memory at most"
+    )
+
+
+def explain_nothing(reader: SequenceReader, skipped: SkippedList) -> str:
+    """Return why no record is left."""
+    examples = [example.message for example in reader.skipped_examples]
+    examples += [explain(each) for each in skipped.added]
+    return f"no record accepted of {reader.records}; the first: {examples[0]}"

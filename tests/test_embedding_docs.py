@@ -1,0 +1,36 @@
+"""docs/embedding.md tells the truth: its blocks run, in order, after the README's tour."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import make_checkpoint
+from conftest import REPOSITORY
+from prepared import random_records, write_fasta
+
+TEXT = (REPOSITORY / "docs" / "embedding.md").read_text()
+BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_blocks_run_in_order(tmp_path: Path):
+    (tmp_path / "runs" / "demo" / "checkpoints").mkdir(parents=True)
+    make_checkpoint(tmp_path / "runs" / "demo" / "checkpoints" / "best.ckpt")
+    write_fasta(tmp_path / "some.fasta", random_records([30, 50]))
+    assert len(BLOCKS) >= 3
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for language, block in BLOCKS:
+        command = (
+            ["bash", "-euo", "pipefail", "-c", block] if language == "bash" else [sys.executable, "-c", block]
+        )
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+    assert (tmp_path / "parts.h5").exists()
+    assert len(list(tmp_path.glob("all.*.h5"))) == 3 * 3 + 1
