@@ -64,33 +64,32 @@ _TYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": to
 _PRODUCT_SECONDS = 0.05
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, *, precision: str = "fp32") -> torch.device:
     """Return the device meant by `auto`, `cpu`, `cuda`, `cuda:N` or `mps`; `auto` takes a GPU if there is one.
 
+    Args:
+        name: as the user gave it.
+        precision: `fp32`, `bf16` or `fp16`: what is to be computed in.
+
     Raises:
-        ValueError: no such device here; one line that says what there is.
+        ValueError: no such device here, or it does not compute in that precision; one line that says what there is.
     """
     available = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
         available.append("mps")
     if name == "auto":
-        return torch.device(available[1] if len(available) > 1 else "cpu")
-    wanted = "cuda:0" if name == "cuda" else name
+        wanted = available[1] if len(available) > 1 else "cpu"
+    else:
+        wanted = "cuda:0" if name == "cuda" else name
     if wanted not in available:
         raise ValueError(f"--device {name}: not here; there is: {', '.join(available)}")
-    return torch.device(wanted)
+    device = torch.device(wanted)
+    _check_precision(device, precision)
+    return device
 
 
-def check_precision(device: torch.device, precision: str) -> None:
-    """Refuse a precision that a device does not compute in, before any work.
-
-    Args:
-        device: from `choose_device`.
-        precision: `fp32`, `bf16` or `fp16`.
-
-    Raises:
-        ValueError: one line that says what the device takes.
-    """
+def _check_precision(device: torch.device, precision: str) -> None:
+    """Refuse a precision that a device does not compute in, before any work."""
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("--precision fp16: not on a CPU, which takes fp32 and bf16; --device cuda for fp16")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():

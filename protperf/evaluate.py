@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     from protperf.devices import choose_device
     from protperf.formats.manifest import read_manifest
 
-    device = choose_device(options.device)
+    device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
     against = load_model(options.against) if options.against else None
     manifest = read_manifest(options.data)

@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     from protperf.checkpoint import load_model
     from protperf.devices import choose_device
 
-    device = choose_device(options.device)
+    device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
     trained.model.to(device)
     if trained.model.causal and not options.fill and not trained.objective.ask_eos:

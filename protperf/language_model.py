@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from protperf.checkpoint import TrainedModel, load_model
-from protperf.devices import check_precision, choose_device
+from protperf.devices import choose_device
 from protperf.formats.mutations import read_mutant
 from protperf.formats.records import Policy, judge, quoted
 from protperf.inference.embedding import ProteinEmbedding, embed_proteins
@@ -53,8 +53,7 @@ def load(path: Path | str, *, device: str = "auto", precision: str = "fp32") -> 
     Raises:
         ValueError: no model there, or no such device or precision here; one line says what there is.
     """
-    where = choose_device(device)
-    check_precision(where, precision)
+    where = choose_device(device, precision=precision)
     trained = load_model(path)
     trained.model.to(where)
     return LanguageModel(trained, precision=precision)

@@ -14,7 +14,7 @@ import torch
 
 from protperf.arguments import check_outputs, policy_of
 from protperf.checkpoint import TrainedModel, load_model
-from protperf.devices import check_precision, choose_device
+from protperf.devices import choose_device
 from protperf.embed.engine import Choices, Compute, Engine, Progress, explain, say, summarise
 from protperf.embed.outputs import Part, plan_parts, plan_paths
 from protperf.embed.sinks import open_sinks
@@ -46,8 +46,7 @@ def embed(options: argparse.Namespace) -> int:
         ValueError: a mistake in the options or in the input, before or while working.
         OSError: the disk is full; what is committed is kept, and the same command goes on.
     """
-    devices = choose_devices(options.device, options.devices)
-    check_precision(devices[0], options.precision)
+    devices = choose_devices(options.device, options.devices, precision=options.precision)
     trained = load_model(options.checkpoint)
     parts = choose_parts(options, trained)
     head = find_contact_head(options.contact_head, trained) if "contacts" in options.include else None
@@ -90,13 +89,13 @@ def embed(options: argparse.Namespace) -> int:
     return SOME_LEFT_OUT if num_left_out else 0
 
 
-def choose_devices(name: str, count: int) -> list[torch.device]:
+def choose_devices(name: str, count: int, *, precision: str) -> list[torch.device]:
     """Return the devices to compute on: one as named, or so many GPUs or processes on a CPU.
 
     Raises:
-        ValueError: there are not as many.
+        ValueError: there are not as many, or they do not compute in that precision.
     """
-    first = choose_device(name)
+    first = choose_device(name, precision=precision)
     if count == 1 or first.type == "cpu":
         return [first] * count
     there = torch.cuda.device_count() if first.type == "cuda" else 1

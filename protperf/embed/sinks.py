@@ -111,6 +111,7 @@ def open_sinks(
         ValueError: an earlier run was asked something else.
     """
     run = {
+        "model": trained.describe()["model"],
         "id": options.id,
         "gaps": options.gaps,
         "unknown": options.unknown,

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     from protperf.checkpoint import load_model
     from protperf.devices import choose_device
 
-    device = choose_device(options.device)
+    device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
     trained.model.to(device)
     record = find_record(

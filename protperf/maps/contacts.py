@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
             f"{len(structures)} structure to use; a head is judged on structures that it was not fitted to: give "
             f"{LEAST_STRUCTURES} or more, or --head"
         )
-    device = choose_device(options.device)
+    device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
     trained.model.to(device)
     digest = hash_file(trained.path)[0]

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         residue_similarity,
     )
 
-    device = choose_device(options.device)
+    device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
     trained.model.to(device)
     reader = SequenceReader(options.inputs, policy_of(options, mask_token=True))

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     from protperf.checkpoint import load_model
     from protperf.devices import choose_device
 
-    device = choose_device(options.device)
+    device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
     trained.model.to(device)
     say(f"{trained.path} (step {trained.step:,}, {trained.objective.kind}) on {device}")
