@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -264,11 +265,11 @@ def header_of(
 
 def reads_records(options: argparse.Namespace) -> bool:
     """Tell whether sequences come from a file: `--fill`, or a `--prompt` that names one."""
-    return (
-        bool(options.fill)
-        or options.prompt == STDIN
-        or (bool(options.prompt) and Path(options.prompt).exists())
-    )
+    if options.fill or options.prompt == STDIN:
+        return True
+    return bool(options.prompt) and os.path.exists(
+        options.prompt
+    )  # Path.exists raises where letters are too many
 
 
 def letters_of(options: argparse.Namespace) -> np.ndarray:

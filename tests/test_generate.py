@@ -193,6 +193,11 @@ def test_failure_leaves_nothing(tmp_path: Path, causal: str, sample_path: Path):
     assert os.listdir(tmp_path) == ["p.fasta.gz"]
 
 
+def test_a_prompt_may_be_longer_than_a_name_of_a_file(causal: str, capsys: pytest.CaptureFixture[str]):
+    assert main([causal, "--prompt", "MKVL" * 100, "--num", "1", "--max-length", "401"]) == 0
+    assert "".join(capsys.readouterr().out.splitlines()[1:]).startswith("MKVL" * 100)
+
+
 def test_what_is_there_is_never_replaced_unasked(tmp_path: Path, causal: str):
     out = tmp_path / "o.fasta"
     out.write_text("mine")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from attention_cases import every_model_kind
@@ -38,6 +40,25 @@ def test_token_by_token_equals_one_pass(kind: str):
     sizes = {bytes_of(state) for state in states}
     assert len(sizes) == (300 if kind == "softmax" else 1)
     assert states[-1].position.tolist() == [300]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["favor", "relu"])
+@torch.no_grad()
+def test_time_and_size_of_a_step_do_not_grow(kind: str):
+    """At 10 and at 8,000 tokens; the shortest of many steps, which other work on the machine does not lengthen."""
+    model, tokens = wide_model(kind), random_tokens(8000)
+    found = []
+    for length in (10, 8000):
+        _, (*_, state) = in_pieces(model, tokens[:, :length], [10] if length == 10 else [10, *[799] * 10])
+        seconds = []
+        for _ in range(100):
+            start = time.perf_counter()
+            model.onward(tokens[:, :1], state)
+            seconds.append(time.perf_counter() - start)
+        found.append((min(seconds), bytes_of(state)))
+    assert found[0][1] == found[1][1]
+    assert found[1][0] < 1.5 * found[0][0]
 
 
 @pytest.mark.parametrize("lengths", [[1, 127, 1, 171], [299, 1], [20, 5, 275]], ids=str)

@@ -277,6 +277,8 @@ def test_rows_without_a_mutant_stay_without_a_score(
         ),
         ("mutant\nM1A", ["--wild-type", "MKT", "--method", "likelihood"], "likelihood: needs a causal model"),
         ("mutant\nM1A", ["--wild-type", "MKT", "--method", "best"], "best: no such method"),
+        ("mutant\nM1A", ["--wild-type", "MKT", "--precision", "fp16"], "--precision fp16: not on a CPU"),
+        ("mutant\nM1A", ["--wild-type", "MKT", "--device", "cuda:7"], "--device cuda:7: not here"),
         (
             "mutant,protperf_wt-marginals\nM1A,1",
             ["--wild-type", "MKT", "--method", "all"],
