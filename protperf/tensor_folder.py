@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes, sync_file, sync_folder, write_all
 from protperf.formats.embedding_writers import as_stored
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
-from protperf.formats.partial_output import PartialOutput, partial_paths
+from protperf.formats.partial_output import PartialOutput, named, partial_paths
 from protperf.formats.records import escaped
 
 INDEX = "index.tsv"
@@ -40,6 +41,7 @@ _DICTS = {
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.|+=@,-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.|+=@,-]")
 _LONGEST_NAME = 200
+_FLUSHED_AT_ONCE = 16
 
 
 class TensorFolder:
@@ -74,6 +76,7 @@ class TensorFolder:
         self._work = partial_folder(path)
         self._seen: set[str] = set()
         self._waiting: list[Path] = []
+        self._next_index = 0
 
     @property
     def committed(self) -> dict[str, Any] | None:
@@ -95,6 +98,7 @@ class TensorFolder:
             self._partial.append(_line(_COLUMNS))
         else:
             self.num_records = self._partial.state["num_records"]
+            self._next_index = self._partial.state["next_index"]
         self._remove_uncommitted()
         return self
 
@@ -105,6 +109,7 @@ class TensorFolder:
             index: number of its record in the whole input, larger than that of the one before.
             embeddings: one for each of `infos`.
         """
+        assert index >= self._next_index, f"record {index} after {self._next_index - 1}"
         first = embeddings[0]
         found: dict[str, Any] = {"label": first.id}
         for info, embedding in zip(self.infos, embeddings, strict=True):
@@ -121,6 +126,7 @@ class TensorFolder:
         self._save(found, self._work / name)
         self._partial.append(_line((str(index), name, first.id, first.header, str(first.num_residues))))
         self.num_records += 1
+        self._next_index = index + 1
         return name
 
     def read(self, name: str) -> list[np.ndarray]:
@@ -141,7 +147,8 @@ class TensorFolder:
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
         """Make all that was added outlive a kill, and `state` (plain JSON values) with it."""
         self._sync()
-        self._partial.commit({"caller": dict(state or {}), "num_records": self.num_records})
+        kept = {"caller": dict(state or {}), "num_records": self.num_records, "next_index": self._next_index}
+        self._partial.commit(kept)
 
     def finish(self) -> None:
         """Flush everything to the disk: what is left is the folder's name."""
@@ -168,8 +175,10 @@ class TensorFolder:
             raise
 
     def _sync(self) -> None:
-        for path in self._waiting:
-            sync_file(path)
+        with ThreadPoolExecutor(
+            _FLUSHED_AT_ONCE
+        ) as pool:  # a disk flushes many files in about the time of one
+            list(pool.map(sync_file, self._waiting))
         self._waiting = []
         sync_folder(self._work)
 
@@ -184,12 +193,13 @@ class TensorFolder:
         commit_bytes(self._work / INDEX, self._partial.read(0, self._partial.size))
         old = self.path.with_name(f".{self.path.name}.old")
         if self.path.exists():
+            shutil.rmtree(old, ignore_errors=True)
             os.replace(self.path, old)
         os.replace(self._work, self.path)
         sync_folder(self.path.parent)
         self._partial.close()
         for path in partial_paths(self.path / INDEX):
-            path.unlink()
+            path.unlink(missing_ok=True)
         if old.exists():
             shutil.rmtree(old)
 
@@ -203,8 +213,7 @@ class TensorFolder:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            number = error.errno or 0
-            raise OSError(number, os.strerror(number), str(self.path / path.name)) from error
+            raise named(error, self.path / path.name) from error
         self._waiting.append(path)
 
     def _remove_uncommitted(self) -> None:

@@ -190,7 +190,7 @@ def test_damaged_rest_of_an_interruption_is_refused_then_forced_away(tmp_path: P
     output.log(bytes(10))
     output.commit({"n": 1})
     output.close()
-    data, log, record = partial_paths(path)
+    data, log, record, _ = partial_paths(path)
     {
         "record": lambda: record.write_text("{"),
         "data": lambda: os.truncate(data, 99),
@@ -216,3 +216,13 @@ def test_state_is_that_of_the_last_commit_and_what_follows_is_cut_off(tmp_path: 
     output.publish()
     assert (tmp_path / "e").read_bytes() == b"abce"
     assert os.listdir(tmp_path) == ["e"]
+
+
+def test_log_may_grow_while_it_is_read(tmp_path: Path):
+    output = PartialOutput(tmp_path / "e", {})
+    output.log(b"0123456789")
+    found = output.read_log(chunk=4)
+    assert next(found) == b"0123"
+    output.log(b"abc")
+    assert list(found) == [b"4567", b"89"]
+    output.discard()

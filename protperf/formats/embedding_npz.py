@@ -131,18 +131,26 @@ class NpzFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
+        self._raw = open(self.path, "rb")  # noqa: SIM115 - closed by `close`
         try:
-            self._file = np.load(self.path)
-            if not isinstance(self._file, np.lib.npyio.NpzFile):
-                raise FormatError(f"{path}: no archive of NumPy's")
+            self._file = np.load(self._raw)
             self.attributes = json.loads(str(self._file["about"]))
-            self.info = info_from(self.attributes, self.path)
             self._ids, self._headers = self._file["ids"], self._file["headers"]
             self._lengths = self._file["num_residues"]
             self._keys = sorted(key for key in self._file.files if key.isdecimal())
-            promised = int(self.attributes["num_records"])
-        except (OSError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (
+            OSError,
+            LookupError,
+            TypeError,
+            ValueError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
+            self._raw.close()
             raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
+        self.info = info_from(self.attributes, self.path)
+        promised = int(self.attributes["num_records"])
         if not len(self._keys) == len(self._ids) == len(self._headers) == len(self._lengths) == promised:
             raise FormatError(
                 f"{path}: holds {len(self._keys)} proteins where it promises {promised}; embed again"
@@ -180,6 +188,7 @@ class NpzFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        self._raw.close()
 
 
 def _name(key: str) -> str:

@@ -16,6 +16,7 @@ from protperf.formats import FormatError
 from protperf.formats.commit import sync_file
 from protperf.formats.embedding_writers import EmbeddingWriter, Entry, Value
 from protperf.formats.embeddings import VECTORS, Embedding, EmbeddingInfo, first_line, info_from
+from protperf.formats.partial_output import named
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,7 +41,6 @@ class ParquetWriter(EmbeddingWriter):
     def __init__(self, path: Path, info: EmbeddingInfo, run: Mapping[str, Any] | None = None) -> None:
         import_pyarrow()
         super().__init__(path, info, run)
-        self._made = path.with_name(f".{path.name}.partial.parquet")
 
     def _begin(self) -> None:
         pass
@@ -54,7 +54,7 @@ class ParquetWriter(EmbeddingWriter):
         texts = {"id": "zstd", "header": "zstd", "num_residues": "zstd", "number": "zstd"}
         try:
             with pq.ParquetWriter(
-                self._made,
+                self._partial.made_path,
                 schema,
                 compression=texts,
                 use_dictionary=["id", "header"],
@@ -62,13 +62,9 @@ class ParquetWriter(EmbeddingWriter):
             ) as writer:
                 for group in self._groups():
                     writer.write_table(self._table(group, schema), row_group_size=len(group))
-            sync_file(self._made)
-        except BaseException:
-            self._made.unlink(missing_ok=True)
-            raise
-
-    def _publish(self) -> None:
-        self._partial.publish(self._made)
+            sync_file(self._partial.made_path)
+        except OSError as error:
+            raise named(error, self.path) from error
 
     def _groups(self) -> Iterator[list[Entry]]:
         """Yield the proteins of each row group."""
@@ -163,11 +159,9 @@ class ParquetFile:
         try:
             self._file = pq.ParquetFile(self.path)
             self.attributes = json.loads((self._file.schema_arrow.metadata or {})[_METADATA])
-            self.info = info_from(self.attributes, self.path)
         except (OSError, KeyError, ValueError) as error:
-            if isinstance(error, FormatError) or "vocabulary" in str(error):
-                raise
             raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
+        self.info = info_from(self.attributes, self.path)
 
     def __len__(self) -> int:
         return int(self._file.metadata.num_rows)

@@ -158,7 +158,7 @@ class EmbeddingWriter(ABC):
             return
         try:
             self.finish()
-            self._publish()
+            self._partial.publish()
         except BaseException:
             self._partial.close()
             raise
@@ -197,9 +197,6 @@ class EmbeddingWriter(ABC):
     @abstractmethod
     def _end(self, attributes: Mapping[str, Value]) -> None:
         """Append what stands behind the last protein and flush it to the disk."""
-
-    def _publish(self) -> None:
-        self._partial.publish()
 
 
 def as_stored(embedding: Embedding, dtype: str) -> np.ndarray:

@@ -140,12 +140,12 @@ class EmbeddingFile:
         try:
             self._file = h5py.File(self.path, "r", locking=False)
             self.attributes = {name: _plain(value) for name, value in self._file.attrs.items()}
-            self.info = info_from(self.attributes, self.path)
             self._keys = list(self._file)
-            promised = int(self.attributes["num_records"])
-            self._lengths = self.attributes.pop("num_residues", None)
         except (OSError, KeyError, TypeError) as error:
             raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
+        self.info = info_from(self.attributes, self.path)
+        self._lengths = self.attributes.pop("num_residues", None)
+        promised = int(self.attributes["num_records"])
         if len(self._keys) != promised:
             raise FormatError(
                 f"{path}: holds {len(self._keys)} proteins where it promises {promised}; embed again"
@@ -224,7 +224,6 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
     Raises:
         FormatError: no embedding file of a version read here.
         ValueError: made with another vocabulary.
-        KeyError: something is missing.
     """
     found, version = attributes.get("format"), int(attributes.get("format_version", 0))
     if found != FORMAT:
@@ -233,10 +232,11 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
         raise FormatError(
             f"{path}: {FORMAT} version {version}; this protperf reads up to {FORMAT_VERSION}: update protperf"
         )
+    required = {"num_records", *(field.name for field in fields(EmbeddingInfo) if field.default is MISSING)}
+    for name in sorted({*required, "fingerprint"} - set(attributes)):
+        raise FormatError(f"{path}: no readable embedding file (it does not say its {name})")
     check_fingerprint(str(attributes["fingerprint"]), str(path))
-    names = [
-        field.name for field in fields(EmbeddingInfo) if field.name in attributes or field.default is MISSING
-    ]
+    names = [field.name for field in fields(EmbeddingInfo) if field.name in attributes]
     return EmbeddingInfo(**{name: attributes[name] for name in names})
 
 

@@ -34,6 +34,7 @@ class PartialOutput:
     Attributes:
         state: the caller's state at the last commit; `None` before the first.
         size: bytes appended so far.
+        made_path: where a file may be made that is then published instead of what was appended.
 
     Raises:
         ValueError: another process writes it, or an interrupted output was made otherwise.
@@ -44,7 +45,7 @@ class PartialOutput:
     def __init__(self, path: Path, agreed: Mapping[str, Any], *, shown: Path | None = None) -> None:
         self.path = path
         self.shown = shown or path
-        self.data_path, self.log_path, self.record_path = partial_paths(path)
+        self.data_path, self.log_path, self.record_path, self.made_path = partial_paths(path)
         self.agreed = dict(agreed)
         self.state: dict[str, Any] | None = None
         self._data = _AppendedFile(self.data_path, self.shown)
@@ -55,6 +56,7 @@ class PartialOutput:
             self._data.close()
             raise
         try:
+            self.made_path.unlink(missing_ok=True)
             self._committed = self._resume()
             self._data.truncate(self._committed[0])
             self._log.truncate(self._committed[1])
@@ -84,8 +86,9 @@ class PartialOutput:
         return self._data.read(offset, size)
 
     def read_log(self, chunk: int = _BUFFER) -> Iterator[bytes]:
-        """Yield the log in chunks."""
-        return (self._log.read(start, chunk) for start in range(0, self._log.size, chunk))
+        """Yield the log as it is now in chunks; more may be appended meanwhile."""
+        size = self._log.size
+        return (self._log.read(start, min(chunk, size - start)) for start in range(0, size, chunk))
 
     def commit(self, state: Mapping[str, Any]) -> None:
         """Make all that was appended outlive a kill, and `state` (plain JSON values) with it."""
@@ -98,20 +101,20 @@ class PartialOutput:
             "data_bytes": lengths[0],
             "log_bytes": lengths[1],
         }
-        commit_bytes(self.record_path, json.dumps(record).encode())
+        try:
+            commit_bytes(self.record_path, json.dumps(record).encode())
+        except OSError as error:
+            raise named(error, self.shown) from error
         self.state, self._committed = dict(state), lengths
 
     def flush(self) -> None:
-        """Flush what was appended after the last commit to the disk, as the last thing before `publish`."""
+        """Flush what was appended after the last commit to the disk: what is left is the output's name."""
         self._data.sync()
 
-    def publish(self, made: Path | None = None) -> None:
-        """Give the output its name and remove the rest.
-
-        Args:
-            made: the file that becomes the output, if it is not what was appended.
-        """
-        os.replace(made or self.data_path, self.path)
+    def publish(self) -> None:
+        """Give the output its name and remove the rest; it is the file at `made_path`, or else what was appended."""
+        self.flush()
+        os.replace(self.made_path if self.made_path.exists() else self.data_path, self.path)
         sync_folder(self.path.parent)
         self.discard()
 
@@ -126,8 +129,7 @@ class PartialOutput:
 
     def discard(self) -> None:
         """Remove what is there of it, but not the output."""
-        for path in (self.record_path, self.log_path, self.data_path):
-            path.unlink(missing_ok=True)
+        discard_partial(self.path)
         self._close_files()
 
     def _close_files(self) -> None:
@@ -138,7 +140,7 @@ class PartialOutput:
         """Return the lengths of the last commit."""
         if not self.record_path.exists():
             return 0, 0
-        if self._data.size == 0 and self._log.size > 0:  # published, then cut off before the rest was removed
+        if self._data.size == 0:  # published, then cut off before the rest was removed
             self.record_path.unlink()
             return 0, 0
         try:
@@ -156,10 +158,11 @@ class PartialOutput:
         return lengths
 
 
-def partial_paths(path: Path) -> tuple[Path, Path, Path]:
-    """Return the three files of an output in the making."""
+def partial_paths(path: Path) -> tuple[Path, Path, Path, Path]:
+    """Return the files of an output in the making: data, log, last commit, and what may be made of them at the end."""
     stem = f".{path.name}.partial"
-    return path.with_name(stem), path.with_name(f"{stem}.log"), path.with_name(f"{stem}.json")
+    data, log, record, made = (path.with_name(stem + suffix) for suffix in ("", ".log", ".json", ".made"))
+    return data, log, record, made
 
 
 def discard_partial(path: Path) -> None:
@@ -191,7 +194,7 @@ class _AppendedFile:
         try:
             self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise self._named(error) from error
+            raise named(error, shown) from error
         self._written = os.fstat(self.descriptor).st_size
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -219,11 +222,15 @@ class _AppendedFile:
                 write_all(self.descriptor, part)
                 self._written += len(part)
         except OSError as error:
-            raise self._named(error) from error
+            raise named(error, self.shown) from error
 
     def write_at(self, offset: int, data: bytes) -> None:
         self._write(b"")
-        assert os.pwrite(self.descriptor, data, offset) == len(data)
+        try:
+            os.lseek(self.descriptor, offset, os.SEEK_SET)
+            write_all(self.descriptor, data)
+        except OSError as error:
+            raise named(error, self.shown) from error
 
     def read(self, offset: int, size: int) -> bytes:
         if self._waiting:
@@ -235,7 +242,7 @@ class _AppendedFile:
         try:
             os.fsync(self.descriptor)
         except OSError as error:
-            raise self._named(error) from error
+            raise named(error, self.shown) from error
 
     def truncate(self, size: int) -> None:
         self._waiting, self._waiting_bytes = [], 0
@@ -247,9 +254,11 @@ class _AppendedFile:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def _named(self, error: OSError) -> OSError:
-        number = error.errno or 0
-        return OSError(number, os.strerror(number), str(self.shown))
+
+def named(error: OSError, path: Path) -> OSError:
+    """Return an error in the name of the output that the user asked for."""
+    number = error.errno or 0
+    return OSError(number, os.strerror(number) if number else str(error), str(path))
 
 
 def _lock(descriptor: int, partial: Path, path: Path) -> None:
