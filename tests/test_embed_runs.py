@@ -106,9 +106,9 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     folder: Path, number: int, capsys: pytest.CaptureFixture[str]
 ):
     name = f"killed-{number}.h5"
-    killed(folder, name, after=100, number=number)
+    killed(folder, name, after=1, number=number)
     done = committed(folder, f"killed-{number}.per_tok.h5")
-    assert 100 <= done < 300
+    assert 0 < done < 300
     computed: list[int] = []
     states = ProteinModel.states
 
