@@ -183,10 +183,10 @@ class TensorFolder:
         sync_folder(self._work)
 
     def _stop(self) -> None:
-        if self._partial.state is None:
-            self.discard()
-        else:
+        if self._partial.is_committed:
             self._partial.close()
+        else:
+            self.discard()
 
     def _publish(self) -> None:
         # the table first, and what says how far it was last, so that a kill between any two loses nothing

@@ -71,6 +71,31 @@ def test_killed_at_any_operation_it_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_a_signal_just_after_a_commit_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    """Unlike a kill it is an exception, after which the program still tidies up."""
+    info, numbers = describe("per_tok"), range(7)
+    write(tmp_path / "whole", name, info, numbers)
+    expected = content(tmp_path / "whole")
+    replace = os.replace
+    for fatal in (1, 2):
+        path, done = tmp_path / f"told{fatal}", 0
+
+        def told(*arguments, fatal=fatal):
+            nonlocal done
+            replace(*arguments)
+            done += 1
+            if done == fatal:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patches:
+            patches.setattr(os, "replace", told)
+            with pytest.raises(KeyboardInterrupt):
+                write(path, name, info, numbers)
+        assert write(path, name, info, numbers) == 3 * fatal
+        assert content(path) == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_full_disk_names_the_output_and_keeps_what_was_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):

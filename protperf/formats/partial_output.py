@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +56,17 @@ class PartialOutput:
             raise
         try:
             self.made_path.unlink(missing_ok=True)
-            self._committed = self._resume()
-            self._data.truncate(self._committed[0])
-            self._log.truncate(self._committed[1])
+            data_bytes, log_bytes = self._resume()
+            self._data.truncate(data_bytes)
+            self._log.truncate(log_bytes)
         except BaseException:
             self._close_files()
             raise
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the next start finds something; a signal may have ended a commit just after it was done."""
+        return self.record_path.exists()
 
     @property
     def size(self) -> int:
@@ -105,7 +109,7 @@ class PartialOutput:
             commit_bytes(self.record_path, json.dumps(record).encode())
         except OSError as error:
             raise named(error, self.shown) from error
-        self.state, self._committed = dict(state), lengths
+        self.state = dict(state)
 
     def flush(self) -> None:
         """Flush what was appended after the last commit to the disk: what is left is the output's name."""
@@ -120,12 +124,10 @@ class PartialOutput:
 
     def close(self) -> None:
         """Stop; what was committed stays for the next start, and where nothing was, nothing is left."""
-        if self.state is None:
+        if self.is_committed:
+            self._close_files()
+        else:
             self.discard()
-            return
-        with suppress(OSError):
-            self._data.truncate(self._committed[0])
-        self._close_files()
 
     def discard(self) -> None:
         """Remove what is there of it, but not the output."""
