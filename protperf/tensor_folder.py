@@ -175,15 +175,14 @@ class TensorFolder:
             raise
 
     def _sync(self) -> None:
-        with ThreadPoolExecutor(
-            _FLUSHED_AT_ONCE
-        ) as pool:  # a disk flushes many files in about the time of one
+        # a disk flushes many files in about the time of one
+        with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
             list(pool.map(sync_file, self._waiting))
         self._waiting = []
         sync_folder(self._work)
 
     def _stop(self) -> None:
-        if self._partial.is_committed:
+        if self._partial.is_committed or not self._work.exists():
             self._partial.close()
         else:
             self.discard()

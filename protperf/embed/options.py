@@ -45,6 +45,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--window {options.window}: must be at least 2 residues")
     if options.long == "window" and "contacts" in options.include:
         parser.error("--include contacts needs whole proteins: --long whole or --long error")
+    if options.keys == "sequence" and options.format != "h5":
+        parser.error(
+            f"--keys sequence with --format {options.format}: only HDF5 files name proteins by their sequence"
+        )
     if options.format == "pt" and options.shard:
         parser.error("--shard with --format pt: folders are not merged; take h5, npz or parquet")
     if options.devices < 1:
