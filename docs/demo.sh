@@ -17,7 +17,7 @@ stage() { # what it does, then the command
 
 if [ -e "$folder" ]; then
     echo "removing the last demo in $folder"
-    rm -rf "$folder"/{shards,run,embeddings.h5,embeddings.skipped.tsv,scores.json,curve.png,map.png}
+    rm -rf "$folder"/{shards,run,embeddings.h5,embeddings.h5.skipped.tsv,scores.json,curve.png,map.png}
 fi
 mkdir -p "$folder"
 

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from protperf.language_model import LanguageModel
 
 __all__ = ["__version__", "load"]
@@ -19,7 +21,7 @@ __all__ = ["__version__", "load"]
 __version__ = version("protperf")
 
 
-def load(path: str, *, device: str = "auto", precision: str = "fp32") -> LanguageModel:
+def load(path: Path | str, *, device: str = "auto", precision: str = "fp32") -> LanguageModel:
     """Load a trained model: see `protperf.language_model.load`. Torch is imported here and not before."""
     from protperf.language_model import load
 

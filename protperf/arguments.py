@@ -90,7 +90,9 @@ def check_outputs(paths: Sequence[Path], inputs: Sequence[str | Path], *, force:
         ValueError: no folder there, or a path is an input, a folder, or taken.
     """
     read = {Path(name).resolve() for name in inputs if name != STDIN}
-    for path in paths:
+    for number, path in enumerate(paths):
+        if path.resolve() in {other.resolve() for other in paths[:number]}:
+            raise ValueError(f"{path}: is asked for twice; give each output a name of its own")
         if not path.parent.is_dir():
             raise ValueError(f"{path.parent}: no such folder to write {path.name} to; make it first")
         if path.resolve() in read:

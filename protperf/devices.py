@@ -97,23 +97,6 @@ def _check_precision(device: torch.device, precision: str) -> None:
         raise ValueError(f"--precision bf16: {name} has no units for it; allowed there: fp32, fp16")
 
 
-def check_precision(device: torch.device, precision: str) -> None:
-    """Refuse a precision that a device does not compute in, before any work.
-
-    Args:
-        device: from `choose_device`.
-        precision: `fp32`, `bf16` or `fp16`.
-
-    Raises:
-        ValueError: one line that says what the device takes.
-    """
-    if precision == "fp16" and device.type == "cpu":
-        raise ValueError("--precision fp16: not on a CPU, which takes fp32 and bf16; --device cuda for fp16")
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        name = torch.cuda.get_device_name(device)
-        raise ValueError(f"--precision bf16: {name} has no units for it; allowed there: fp32, fp16")
-
-
 def peak_flops(device: torch.device, precision: str) -> float:
     """Return the operations a second that products of matrices reach at most on one device.
 

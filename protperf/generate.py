@@ -24,10 +24,10 @@ from protperf.arguments import (
     id_of,
     policy_of,
 )
-from protperf.formats.fasta import Record, SequenceReader, Skipped
+from protperf.formats.fasta import Record, SequenceReader
 from protperf.formats.fasta_writer import STDOUT, FastaWriter
 from protperf.formats.records import quoted
-from protperf.formats.skipped import SkippedList
+from protperf.formats.skipped import SOME_LEFT_OUT, SkippedList, leave_out, skipped_path
 from protperf.formats.streams import STDIN, check_inputs
 from protperf.inference.sampling import Sampling
 from protperf.vocab import VOCABULARY
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from protperf.checkpoint import TrainedModel
     from protperf.inference.filling import Filled
     from protperf.inference.generation import Generated
-
-SOME_LEFT_OUT = 3
-"""Exit status when some records were left out."""
 
 NAME = "generated"
 """What begins the names of proteins without a prompt out of a file."""
@@ -107,9 +104,8 @@ class Records:
 
     def leave_out(self, record: Record, reason: str, text: str) -> None:
         """Leave out a record that was read well."""
-        found = f"{len(record.tokens)} residues"
-        skipped = Skipped(record.path, record.line, record.id, None, reason, found, record.unit)
-        line = f"{skipped.place}: record {quoted(record.id)} ({found}) {text}"
+        skipped = leave_out(record, reason)
+        line = f"{skipped.place}: record {quoted(record.id)} ({skipped.found}) {text}"
         if self.strict:
             raise ValueError(f"{line} (stopped by --strict)")
         self.left_out += 1
@@ -300,11 +296,6 @@ def fault_of(record: Record, options: argparse.Namespace) -> tuple[str, str] | N
     if len(record.tokens) < options.max_length:
         return None
     return "too_long", f"is no prompt; allowed: fewer residues than --max-length {options.max_length}"
-
-
-def skipped_path(out: str) -> Path:
-    """Return the list of left-out records beside an output."""
-    return Path(out).with_suffix(".skipped.tsv")
 
 
 def _name(record: Record, options: argparse.Namespace) -> str:

@@ -222,15 +222,17 @@ class LanguageModel:
 
     def embed_per_residue(self, sequences: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield each sequence with the states of its residues, float32 `(L, D)`: what biotrainer asks of an embedder."""
-        texts, shown = tee(sequences)
-        for text, embedding in zip(texts, self.embed(shown), strict=True):
+        for text, embedding in self._embed_with_text(sequences):
             yield text, torch.from_numpy(embedding.residues)
 
     def embed_per_sequence(self, sequences: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield each sequence with the mean over its residues, float32 `(D,)`: what biotrainer asks of an embedder."""
-        texts, shown = tee(sequences)
-        for text, embedding in zip(texts, self.embed(shown), strict=True):
+        for text, embedding in self._embed_with_text(sequences):
             yield text, torch.from_numpy(embedding.mean)
+
+    def _embed_with_text(self, sequences: Iterable[str]) -> Iterator[tuple[str, ProteinEmbedding]]:
+        texts, shown = tee(text for _, text in _numbered(sequences))
+        return zip(texts, self.embed(shown), strict=True)
 
 
 def _numbered(sequences: Iterable[str]) -> Iterator[tuple[int, str]]:

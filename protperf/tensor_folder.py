@@ -54,6 +54,7 @@ class TensorFolder:
         path: the folder; one that is there is replaced at the end, if it was written here.
         infos: what the arrays of a protein are, one each.
         run: what else must be as it was for the folder to be gone on with; plain JSON values.
+        anew: drop what an interruption left.
 
     Attributes:
         num_records: proteins in the folder.
@@ -67,9 +68,15 @@ class TensorFolder:
     format = "pt"
 
     def __init__(
-        self, path: Path, infos: Sequence[EmbeddingInfo], run: Mapping[str, Any] | None = None
+        self,
+        path: Path,
+        infos: Sequence[EmbeddingInfo],
+        run: Mapping[str, Any] | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
         self.path = path
+        self._anew = anew
         self.infos = tuple(infos)
         self.num_records = 0
         self._run = dict(run or {})
@@ -93,7 +100,7 @@ class TensorFolder:
             name: value for name, value in asdict(self.infos[0]).items() if name not in ("kind", "layer")
         }
         agreed = {"format": self.format, "arrays": arrays, **common, **self._run}
-        self._partial = PartialOutput(self._work / INDEX, agreed, shown=self.path)
+        self._partial = PartialOutput(self._work / INDEX, agreed, shown=self.path, anew=self._anew)
         if self._partial.state is None:
             self._partial.append(_line(_COLUMNS))
         else:
@@ -249,11 +256,6 @@ def file_name(label: str, number: int, seen: set[str]) -> str:
 def partial_folder(path: Path) -> Path:
     """Return the folder in which another one is made."""
     return path.with_name(f".{path.name}.partial")
-
-
-def discard_partial_folder(path: Path) -> None:
-    """Remove what an interrupted run left of a folder, as `--force` does."""
-    shutil.rmtree(partial_folder(path), ignore_errors=True)
 
 
 def check_replaceable(path: Path) -> None:

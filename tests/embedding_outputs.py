@@ -52,15 +52,16 @@ def write(
     commit_every: int = 3,
     run: dict[str, Any] | None = None,
     before_each: Callable[[int], None] = lambda number: None,
+    anew: bool = False,
 ) -> int:
     """Write proteins in a format, or the rest of them; return how many were there."""
     writer: Any
     if name == "pt":  # imported here: the others need no torch
         from protperf.tensor_folder import TensorFolder
 
-        writer = TensorFolder(path, [info], run)
+        writer = TensorFolder(path, [info], run, anew=anew)
     else:
-        writer = WRITERS[name](path, info, run)
+        writer = WRITERS[name](path, info, run, anew=anew)
     with writer:
         done = (writer.committed or {"done": 0})["done"]
         for place, number in enumerate(numbers):

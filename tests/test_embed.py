@@ -166,7 +166,7 @@ def test_bad_records_are_left_out_and_listed(
     out = tmp_path / "e.h5"
     assert main([checkpoint, str(fasta), str(out)]) == 3
     assert read_embeddings(out)[0] == ["a", "d"]
-    rows = (tmp_path / "e.skipped.tsv").read_text().splitlines()
+    rows = (tmp_path / "e.h5.skipped.tsv").read_text().splitlines()
     assert [row.split("\t")[1:5] for row in rows[1:]] == [
         ["4", "b", "3", "gap"],
         ["6", "c", "3", "inner_stop"],
@@ -251,7 +251,7 @@ def test_odd_fasta_file_has_its_outcome(
     assert [length for _, length in found] == [length for _, length in expected]
     for (record_id, _), (wanted, _) in zip(found, expected, strict=True):
         assert wanted in (record_id, parse_header(record_id).accession)
-    assert (tmp_path / "e.skipped.tsv").exists() == (name in LEFT_OUT_IN)
+    assert (tmp_path / "e.h5.skipped.tsv").exists() == (name in LEFT_OUT_IN)
 
 
 def refusing(limit: int, error: Exception):
@@ -287,7 +287,7 @@ def test_out_of_memory_halves_the_batch_then_reports_the_record(
     for name, residues in read_fasta(Path(fasta)):
         if name in found:
             np.testing.assert_allclose(found[name], states_alone(checkpoint, residues), atol=TOLERANCE)
-    header, row = (tmp_path / "e.skipped.tsv").read_text().splitlines()
+    header, row = (tmp_path / "e.h5.skipped.tsv").read_text().splitlines()
     assert header.split("\t") == ["file", "line", "id", "column", "reason", "found"]
     assert row.split("\t")[1:] == ["5", "p2", "", "out_of_memory", "200 residues"]
 
@@ -302,7 +302,7 @@ def test_records_left_out_for_both_reasons_stand_in_one_list(
     assert os.listdir(tmp_path) == ["a.fasta"]
     fasta = write_fasta(tmp_path / "a.fasta", [*random_records([5, 200]), ("bad", "MK-V")])
     assert main([checkpoint, fasta, str(tmp_path / "e.h5")]) == 3
-    rows = (tmp_path / "e.skipped.tsv").read_text().splitlines()
+    rows = (tmp_path / "e.h5.skipped.tsv").read_text().splitlines()
     assert [row.split("\t")[2] for row in rows] == ["id", "bad", "p1"]
 
 
@@ -322,7 +322,7 @@ def test_existing_output_is_refused_before_any_work(
     fasta = write_fasta(tmp_path / "a.fasta", random_records([5]))
     run = engine.Engine.run
     monkeypatch.setattr(engine.Engine, "run", lambda *arguments: pytest.fail("work has started"))
-    for name in ("e.mean.h5", "e.per_tok.h5", "e.skipped.tsv"):
+    for name in ("e.mean.h5", "e.per_tok.h5", "e.h5.skipped.tsv"):
         (tmp_path / name).write_text("mine")
         with pytest.raises(ValueError, match=rf"{re.escape(name)}: exists already.*--force"):
             main([checkpoint, fasta, str(tmp_path / "e.h5"), "--include", "mean", "per_tok"])

@@ -21,10 +21,11 @@ from prepared import random_records, write_fasta
 from training import clean_environment, command_line, protperf
 
 import protperf as api
-from protperf.embed import blocks
+from protperf.embed import blocks, engine
 from protperf.embed.__main__ import main
 from protperf.formats.contact_head import ContactHead, write_contact_head
 from protperf.formats.embeddings import EmbeddingFile, read_embeddings
+from protperf.formats.fasta import Record
 from protperf.inference.contacts import predict_contacts
 from protperf.model import ProteinModel
 from protperf.vocab import VOCABULARY
@@ -124,7 +125,9 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     for kind in ("mean", "per_tok"):
         ours, whole = (folder / f"{stem}.{kind}.h5" for stem in (f"killed-{number}", "whole"))
         assert ours.read_bytes() == whole.read_bytes()
-    assert (folder / f"killed-{number}.skipped.tsv").read_text() == (folder / "whole.skipped.tsv").read_text()
+    assert (folder / f"killed-{number}.h5.skipped.tsv").read_text() == (
+        folder / "whole.h5.skipped.tsv"
+    ).read_text()
     assert not list(folder.glob(f".killed-{number}*"))
 
 
@@ -164,8 +167,9 @@ def test_two_runs_never_write_one_file(folder: Path, tmp_path: Path):
         while first.poll() is None and not committed(tmp_path, "e.per_tok.h5"):
             time.sleep(0.001)
         first.send_signal(signal.SIGSTOP)
-        with pytest.raises(ValueError, match="another process is writing it"):
-            run(tmp_path, "e.h5")
+        for options in ([], ["--force"]):
+            with pytest.raises(ValueError, match="another process is writing it"):
+                run(tmp_path, "e.h5", *options)
         first.send_signal(signal.SIGCONT)
         first.communicate()
     assert first.returncode == 3
@@ -203,14 +207,14 @@ def test_shards_join_to_the_file_of_one_run(folder: Path):
         assert ids == expected_ids
         for ours, theirs in zip(arrays, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
-    assert (folder / "parts.skipped.tsv").read_text() == (folder / "whole.skipped.tsv").read_text()
+    assert (folder / "parts.h5.skipped.tsv").read_text() == (folder / "whole.h5.skipped.tsv").read_text()
 
 
 def test_a_missing_or_foreign_shard_is_named(folder: Path, tmp_path: Path):
     for name in ("m.ckpt", "a.fasta"):
         shutil.copy(folder / name, tmp_path / name)
     run(tmp_path, "e.h5", "--shard", "1/2")
-    with pytest.raises(ValueError, match=r"shard.*2.*2"):
+    with pytest.raises(ValueError, match=r"1 of 2 shards are missing: 2; give all"):
         main(["--merge", str(tmp_path / "e.h5")])
     write_fasta(tmp_path / "a.fasta", random_records([40, 50]))
     run(tmp_path, "e.h5", "--shard", "2/2")
@@ -294,12 +298,82 @@ def test_long_proteins_are_whole_stitched_or_left_out(
     assert [array.shape for array in window[1]] == [(20, 16), (21, 16), (60, 16)]
     np.testing.assert_allclose(window[1][0], whole[1][0], atol=TOLERANCE)
     assert np.abs(window[1][2] - whole[1][2]).max() > 1e-3
-    rows = (tmp_path / "error.skipped.tsv").read_text().splitlines()[1:]
+    rows = (tmp_path / "error.h5.skipped.tsv").read_text().splitlines()[1:]
     assert [row.split("\t")[2:] for row in rows] == [
         ["p1", "", "too_long", "21 residues"],
         ["p2", "", "too_long", "60 residues"],
     ]
     assert "record 'p1' (21 residues) is longer than --window" in capsys.readouterr().err
+
+
+def test_nothing_is_left_where_all_records_are_left_out(folder: Path, tmp_path: Path):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([20, 30]))
+    argv = [str(folder / "m.ckpt"), fasta, str(tmp_path / "e.h5")]
+    with pytest.raises(
+        ValueError, match=r"no record accepted of 2; the first: .*'p0' \(20 residues\) is longer"
+    ):
+        main([*argv, "--long", "error", "--window", "5"])
+    assert os.listdir(tmp_path) == ["a.fasta"]
+    assert main(argv) == 0
+
+
+def test_left_out_records_are_committed_once_each(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What a commit holds does not grow with them, and a run that goes on has all of them in its list."""
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", 60)
+    records = random_records([50, 20] * 20)
+    fasta = write_fasta(tmp_path / "a.fasta", records)
+    argv = [str(folder / "m.ckpt"), fasta, str(tmp_path / "e.h5"), "--long", "error", "--window", "30"]
+    sizes = []
+    states = ProteinModel.states
+
+    def failing(self, tokens, documents=None, *, layers):
+        sizes.append(len((tmp_path / ".e.h5.partial.json").read_bytes()) if sizes else 0)
+        if len(sizes) == 18:
+            raise RuntimeError("power cut")
+        return states(self, tokens, documents, layers=layers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProteinModel, "states", failing)
+        with pytest.raises(RuntimeError, match="power cut"):
+            main(argv)
+    assert max(sizes[1:]) < min(sizes[1:]) + 20
+    assert main(argv) == 3
+    rows = (tmp_path / "e.h5.skipped.tsv").read_text().splitlines()[1:]
+    assert [row.split("\t")[2] for row in rows] == [f"p{i}" for i in range(0, 40, 2)]
+    assert read_embeddings(tmp_path / "e.h5")[0] == [f"p{i}" for i in range(1, 40, 2)]
+    assert sorted(os.listdir(tmp_path)) == ["a.fasta", "e.h5", "e.h5.skipped.tsv"]
+
+
+def test_a_block_of_many_short_records_is_planned_in_linear_time():
+    """Counted, not timed: how often a sequence is turned into its key."""
+    keys = 0
+
+    class Tokens(np.ndarray):
+        def tobytes(self, order="C"):
+            nonlocal keys
+            keys += 1
+            return super().tobytes(order)
+
+    records = [
+        Record(f"p{i}", f"p{i}", np.array([i // 400, i // 20 % 20, i % 20], np.uint8).view(Tokens), "a", 1)
+        for i in range(2000)
+    ]
+    (block,) = blocks.cut_blocks(records)
+    task = engine.Task(block, blocks.Sequences().of(block), 0)
+    assert len(task.proteins) == 2000
+    assert keys <= 4 * 2000
+
+
+def test_the_expected_size_follows_the_records(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([30] * 2000))
+    assert main([str(folder / "m.ckpt"), fasta, str(tmp_path / "e.h5")]) == 0
+    number, unit = re.search(r"takes about ([\d.]+) (kB|MB)", capsys.readouterr().err).groups()
+    said = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
+    assert 0.5 < said / (tmp_path / "e.h5").stat().st_size < 2
 
 
 def test_numbers_that_are_not_finite_are_left_out_and_said(folder: Path, tmp_path: Path):
@@ -312,7 +386,7 @@ def test_numbers_that_are_not_finite_are_left_out_and_said(folder: Path, tmp_pat
     argv = [str(path), fasta, str(tmp_path / "e.h5"), "--repr-layers", "0", "--include", "per_tok"]
     assert main([*argv, "--dtype", "float16"]) == 3
     assert read_embeddings(tmp_path / "e.h5")[0] == ["good"]
-    rows = (tmp_path / "e.skipped.tsv").read_text().splitlines()[1:]
+    rows = (tmp_path / "e.h5.skipped.tsv").read_text().splitlines()[1:]
     assert [row.split("\t")[2:5] for row in rows] == [
         ["bad", "", "not_finite"],
         ["bad-again", "", "not_finite"],
@@ -342,7 +416,7 @@ def test_a_copy_in_a_later_block_of_what_was_left_out_is_left_out_for_the_same_r
     fasta = write_fasta(tmp_path / "a.fasta", records)
     argv = [str(folder / "m.ckpt"), fasta, str(tmp_path / "e.h5"), "--long", "error", "--window", "30"]
     assert main(argv) == 3
-    rows = (tmp_path / "e.skipped.tsv").read_text().splitlines()[1:]
+    rows = (tmp_path / "e.h5.skipped.tsv").read_text().splitlines()[1:]
     assert [row.split("\t")[2:5] for row in rows] == [["p0", "", "too_long"], ["copy", "", "too_long"]]
 
 
@@ -426,7 +500,9 @@ def test_other_formats_go_on_too_and_copy_what_an_earlier_run_wrote(
     assert not [path for path in os.listdir(tmp_path) if path.startswith(".")]
 
 
-def test_contacts_come_from_the_head_beside_the_checkpoint(folder: Path, tmp_path: Path):
+def test_contacts_come_from_the_head_beside_the_checkpoint(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     shutil.copy(folder / "m.ckpt", tmp_path / "m.ckpt")
     fasta = write_fasta(tmp_path / "a.fasta", [("a", "MKTAYIAKQRQISFVK"), ("b", "MKV")])
     argv = [str(tmp_path / "m.ckpt"), fasta, str(tmp_path / "e.h5"), "--include", "contacts"]
@@ -440,6 +516,7 @@ def test_contacts_come_from_the_head_beside_the_checkpoint(folder: Path, tmp_pat
     _, (found, small) = read_embeddings(tmp_path / "e.h5")
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
     assert small.shape == (3, 3)
+    assert "was fitted to an unknown model, not to" in capsys.readouterr().err
     write_contact_head(tmp_path / "other.json", ContactHead(weights[:1], -2.0, {}))
     with pytest.raises(ValueError, match=r"other\.json: the contact head has weights for 1 layers"):
         main([*argv, "--force", "--contact-head", str(tmp_path / "other.json")])

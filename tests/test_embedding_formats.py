@@ -160,8 +160,8 @@ def test_shards_that_do_not_belong_together_are_refused(tmp_path: Path):
     zero, one, two = (make_shard(tmp_path / f"{shard}", shard) for shard in range(3))
     whole = make_shard(tmp_path / "whole", 0, num_shards=1)
     for paths, message in (
-        ([zero, two], "1 of 3 shards are missing: 1; give all"),
-        ([zero, one, one, two], "1: shard 1 again, as .*1; give each once"),
+        ([zero, two], "1 of 3 shards are missing: 2; give all"),
+        ([zero, one, one, two], "1: shard 2 again, as .*1; give each once"),
         (
             [zero, make_shard(tmp_path / "x", 1, digest="xyz"), two],
             "x: its records_digest is 'xyz', that of .*0 is 'abc'",

@@ -89,7 +89,7 @@ def test_prompts_from_a_file_each_with_its_samples(
     assert [facts_of(header)["name"] for header, _ in records] == ["a_1", "a_2", "sp|P1|X_1", "sp|P1|X_2"]
     assert [residues[:3] for _, residues in records] == ["MKV", "MKV", "WWX", "WWX"]
     assert {facts_of(header)["prompt"] for header, _ in records} == {"3"}
-    rows = [row.split("\t")[1:] for row in (tmp_path / "o.skipped.tsv").read_text().splitlines()[1:]]
+    rows = [row.split("\t")[1:] for row in (tmp_path / "o.fasta.skipped.tsv").read_text().splitlines()[1:]]
     assert rows == [
         ["4", "bad", "3", "inner_stop", "*"],
         ["5", "long", "", "too_long", "30 residues"],
@@ -128,7 +128,7 @@ def test_masked_places_are_filled(tmp_path: Path, masked: str, capsys: pytest.Ca
         "checkpoint",
     ]
     assert (facts["length"], facts["filled"], facts["steps"]) == ("6", "2", "2")
-    assert "whole\t\tno_mask" in (tmp_path / "o.skipped.tsv").read_text()
+    assert "whole\t\tno_mask" in (tmp_path / "o.fasta.skipped.tsv").read_text()
     assert "record 'whole' (3 residues) has nothing to fill; allowed: one <mask>" in capsys.readouterr().err
 
 

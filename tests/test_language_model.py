@@ -172,6 +172,12 @@ def test_scores_and_new_proteins_are_those_of_the_functions_behind(loaded: Langu
         list(loaded.score(["M<mask>"]))
 
 
+def test_one_text_is_never_taken_for_many_sequences(loaded: LanguageModel):
+    for ask in (loaded.embed_per_residue, loaded.embed_per_sequence, loaded.score):
+        with pytest.raises(ValueError, match="sequences is one text"):
+            list(ask("MKTAYI"))
+
+
 @pytest.mark.parametrize(
     ("sequences", "layers", "message"),
     [

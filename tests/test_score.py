@@ -79,7 +79,7 @@ def test_bad_records_are_left_out_and_listed(
     argv = [checkpoints["causal"], str(tmp_path / "a.fasta"), str(tmp_path / "s.csv")]
     assert main(argv) == 3
     assert [row["id"] for row in read_rows(tmp_path / "s.csv")] == ["a", "d"]
-    listed = (tmp_path / "s.skipped.tsv").read_text().splitlines()
+    listed = (tmp_path / "s.csv.skipped.tsv").read_text().splitlines()
     assert [line.split("\t")[2:5] for line in listed[1:]] == [["b", "3", "gap"], ["c", "3", "mask_token"]]
     output, log = capsys.readouterr()
     assert "2 proteins scored, 2 without a score" in output
@@ -107,7 +107,7 @@ def test_a_record_that_does_not_fit_into_memory_is_listed(
     argv = [checkpoints["causal"], fasta, str(tmp_path / "s.csv")]
     assert main(argv) == 3
     assert [row["id"] for row in read_rows(tmp_path / "s.csv")] == ["p0", "p2"]
-    listed = (tmp_path / "s.skipped.tsv").read_text().splitlines()
+    listed = (tmp_path / "s.csv.skipped.tsv").read_text().splitlines()
     assert [line.split("\t")[2:] for line in listed[1:]] == [["p1", "", "out_of_memory", "60 residues"]]
     with pytest.raises(ValueError, match=r"record 'p1' \(60 residues\) does not fit into memory.*--strict"):
         main([*argv, "--force", "--strict"])

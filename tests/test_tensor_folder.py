@@ -12,7 +12,7 @@ import torch
 from embedding_outputs import DIM, HOSTILE_IDS, content, describe, make, write
 
 from protperf.formats.embeddings import Embedding
-from protperf.tensor_folder import INDEX, TensorFolder, check_replaceable, discard_partial_folder, file_name
+from protperf.tensor_folder import INDEX, TensorFolder, check_replaceable, file_name
 
 
 def load(path: Path) -> dict:
@@ -110,7 +110,7 @@ def test_only_a_folder_written_here_is_ever_replaced(tmp_path: Path):
     assert sorted(os.listdir(tmp_path)) == ["mine", "out"]
 
 
-def test_an_interrupted_folder_may_be_given_up(tmp_path: Path):
+def test_an_interrupted_folder_may_be_begun_anew(tmp_path: Path):
     def fail(number: int) -> None:
         if number == 5:
             raise RuntimeError("stopped")
@@ -118,5 +118,6 @@ def test_an_interrupted_folder_may_be_given_up(tmp_path: Path):
     with pytest.raises(RuntimeError, match="stopped"):
         write(tmp_path / "out", "pt", describe(), range(9), before_each=fail)
     assert os.listdir(tmp_path) == [".out.partial"]
-    discard_partial_folder(tmp_path / "out")
-    assert os.listdir(tmp_path) == []
+    assert write(tmp_path / "out", "pt", describe(), range(2), anew=True) == 0
+    assert os.listdir(tmp_path) == ["out"]
+    assert len(table_of(tmp_path / "out")) == 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from protperf.formats import FormatError
-from protperf.formats.commit import commit_bytes
+from protperf.formats.commit import commit_bytes, temporary_path
 from protperf.vocab import check_fingerprint
 
 FORMAT = "protperf-model"
@@ -87,23 +88,26 @@ def write_folder(folder: Path, *, config: dict[str, Any], weights: dict[str, Ten
         card: text of the model card.
 
     Raises:
-        OSError: it cannot be written; no `config.json` is there then.
+        OSError: it cannot be written; a model that is there stays, unless only the last two small files failed.
     """
     named = {f"{PREFIX}{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{WEIGHTS_NAME}.*.tmp"):  # by a process that was killed
         left.unlink(missing_ok=True)
-    paths = [folder / CONFIG_NAME, folder / WEIGHTS_NAME, folder / CARD_NAME]
+    weights_path = folder / WEIGHTS_NAME
+    made = temporary_path(weights_path)
     try:
-        paths[0].unlink(missing_ok=True)
-        commit_bytes(paths[1], save(named, {"format": "pt", _DIGEST: digest_of(named)}))
-        commit_bytes(paths[2], card.encode())
-        commit_bytes(paths[0], (json.dumps(config, indent=1) + "\n").encode())
-    except BaseException:
+        commit_bytes(made, save(named, {"format": "pt", _DIGEST: digest_of(named)}))
+        (folder / CONFIG_NAME).unlink(missing_ok=True)  # a folder that has one is whole
+        os.replace(made, weights_path)
+        commit_bytes(folder / CARD_NAME, card.encode())
+        commit_bytes(folder / CONFIG_NAME, (json.dumps(config, indent=1) + "\n").encode())
+    except BaseException as error:
+        made.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            for path in paths:
-                path.unlink(missing_ok=True)
             folder.rmdir()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, os.strerror(error.errno), str(folder)) from error
         raise
 
 

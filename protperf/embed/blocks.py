@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ BLOCK_TOKENS = 1 << 16
 """Tokens that are computed, written and committed together: 128 MiB of states at a width of 512."""
 
 REMEMBERED = 1 << 16
-"""Distinct sequences whose place is kept, so that a later equal one is copied: 20 MB."""
+"""Distinct sequences, those met last, whose place is kept, so that a later equal one is copied: 20 MB."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Block:
         """Number of the first record after the block."""
         return self.first + len(self.records)
 
-    @property
+    @cached_property
     def distinct(self) -> dict[bytes, np.ndarray]:
         """The sequences in it, each once, in the order met: bytes of the tokens -> tokens, uint8 `(L,)`."""
         return {record.tokens.tobytes(): record.tokens for record in self.records}
@@ -94,6 +95,7 @@ class Sequences:
             sequence = record.tokens.tobytes()
             key = hashlib.blake2b(sequence, digest_size=16).digest()
             found[sequence] = self._met.setdefault(key, Met(place))
+            self._met.move_to_end(key)
         while len(self._met) > REMEMBERED:
             self._met.popitem(last=False)
         return found

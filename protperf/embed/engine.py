@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from protperf.arguments import id_of
 from protperf.embed.blocks import Block, Met, Sequences, cut_blocks
 from protperf.formats.fasta import Record, Skipped
 from protperf.formats.records import quoted
-from protperf.formats.skipped import SkippedList
+from protperf.formats.skipped import SkippedList, leave_out
 
 Arrays = list[np.ndarray]
 Compute = Callable[[Iterable[tuple[Any, list[np.ndarray]]]], Iterator[tuple[Any, "list[Arrays | None]"]]]
@@ -34,13 +35,16 @@ class Sink(Protocol):
         """Append a protein, given its number and the arrays of all parts; return where it is."""
 
     def find(self, index: int) -> Any:
-        """Return where a protein is that an earlier run wrote; asked in ascending order."""
+        """Return where a protein is that an earlier run wrote, `None` if it is not; asked in ascending order."""
 
     def read(self, place: Any, num_residues: int) -> Arrays:
         """Return the arrays that were kept of a protein."""
 
     def commit(self, state: dict[str, Any]) -> None:
         """Make all that was added outlive a kill."""
+
+    def discard(self) -> None:
+        """Give the output up; nothing is left of it."""
 
 
 class Named(NamedTuple):
@@ -75,7 +79,7 @@ class Task:
         """Return why a protein is not to be computed, if it is not."""
         return "too_long" if self.longest and len(tokens) > self.longest else ""
 
-    @property
+    @cached_property
     def asked(self) -> list[bytes]:
         """The sequences to compute: those first met here, in the order met."""
         return [
@@ -99,14 +103,14 @@ class Progress:
         digest: of all of them (see `Block.digest`).
         written: proteins in the output.
         residues: residues in the output.
-        left_out: what was read well and left out: number of the record, then the fields of `Skipped`.
+        left_out: bytes of the list of what was read well and left out (see `SkippedList.commit`).
     """
 
     records: int = 0
     digest: str = ""
     written: int = 0
     residues: int = 0
-    left_out: list[list[Any]] = field(default_factory=list)
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,6 @@ class Engine:
         self.progress = min(had, key=lambda progress: progress.records)
         self.whole = (0, "")
         self._resumed = replace(self.progress)
-        self._reasons: dict[int, str] = {}
-        for index, *row in self.progress.left_out:
-            self._reasons[index] = Skipped(*row).reason
-            skipped.add(Skipped(*row))
 
     def run(self, records: Iterable[Record], compute: Compute) -> Progress:
         """Do all that is left to do and commit it, block by block.
@@ -165,6 +165,7 @@ class Engine:
             for index, record in enumerate(task.block.records, start=task.block.first):
                 self._write(index, record, task, found.get(record.tokens.tobytes()))
             self.progress.records, self.progress.digest = task.block.end, task.block.digest
+            self.progress.left_out = self.skipped.commit()
             for sink, had in zip(self.sinks, self._had, strict=True):
                 if had < task.block.end:
                     sink.commit(vars(self.progress))
@@ -173,16 +174,18 @@ class Engine:
     def _tasks(self, records: Iterable[Record]) -> Iterator[Task]:
         """Yield what is left to do, block by block; what an earlier run did is remembered."""
         sequences = Sequences()
+        left_out = self.skipped.resume(self._resumed.left_out)
         for block in self._own(records):
             met = sequences.of(block)
             if block.end > self._resumed.records:
                 yield Task(block, met, self.choices.longest)
                 continue
-            for each in met.values():
-                if each.first >= block.first:
-                    each.reason = self._reasons.get(each.first, "")
-                    if not each.reason:
-                        each.places = tuple(sink.find(each.first) for sink in self.sinks)
+            for index, record in enumerate(block.records, start=block.first):
+                places = [sink.find(index) for sink in self.sinks]
+                reason = next(left_out).reason if None in places else ""
+                each = met[record.tokens.tobytes()]
+                if each.first == index:
+                    each.places, each.reason = () if reason else tuple(places), reason
 
     def _own(self, records: Iterable[Record]) -> Iterator[Block]:
         """Yield the blocks of this shard; check that those already done are what they were."""
@@ -212,7 +215,7 @@ class Engine:
         elif not is_copy:
             met.reason = task.refuse(record.tokens) or _judge(arrays)
         if met.reason or arrays is None:
-            self._leave_out(index, record, met.reason)
+            self._leave_out(record, met.reason)
             return
         self.progress.written += 1
         self.progress.residues += len(record.tokens)
@@ -228,11 +231,9 @@ class Engine:
             for sink, had in zip(self.sinks, self._had, strict=True)
         )
 
-    def _leave_out(self, index: int, record: Record, reason: str) -> None:
-        found = f"{len(record.tokens)} residues"
-        skipped = Skipped(record.path, record.line, record.id, None, reason, found, record.unit)
+    def _leave_out(self, record: Record, reason: str) -> None:
+        skipped = leave_out(record, reason)
         self.skipped.add(skipped)
-        self.progress.left_out.append([index, *vars(skipped).values()])
         if self.choices.strict:
             raise ValueError(f"{explain(skipped)} (stopped by --strict)")
 
@@ -247,7 +248,7 @@ def _judge(arrays: Arrays | None) -> str:
 REMEDIES = {
     "out_of_memory": "does not fit into memory even alone; embed it where there is more, or with --device cpu",
     "too_long": "is longer than --window with --long error; --long whole or window takes it",
-    "not_finite": "gets numbers that are not finite; --precision fp32 may cure it",
+    "not_finite": "gets numbers that are infinite or none; --precision fp32 or --dtype float32 may cure it",
 }
 """Why a record that was read well is left out, and what to do about it."""
 
@@ -257,13 +258,12 @@ def explain(skipped: Skipped) -> str:
     return f"{skipped.place}: record {quoted(skipped.id)} ({skipped.found}) {REMEDIES[skipped.reason]}"
 
 
-def summarise(skipped: Sequence[Skipped]) -> list[str]:
+def summarise(skipped: SkippedList) -> list[str]:
     """Return a line for each reason to leave out what was read well."""
-    lines = []
-    for reason in dict.fromkeys(each.reason for each in skipped):
-        found = [each for each in skipped if each.reason == reason]
-        lines.append(f"left out, {reason}: {len(found):,} (first: {explain(found[0])})")
-    return lines
+    return [
+        f"left out, {reason}: {count:,} (first: {explain(skipped.examples[reason])})"
+        for reason, count in skipped.counts.items()
+    ]
 
 
 def say(text: str) -> None:

@@ -19,24 +19,25 @@ from protperf.embed.engine import Choices, Compute, Engine, Progress, explain, s
 from protperf.embed.outputs import Part, plan_parts, plan_paths
 from protperf.embed.sinks import open_sinks
 from protperf.embed.workers import Recipe, in_processes, in_this_process
-from protperf.formats.contact_head import ContactHead, read_contact_head
+from protperf.formats.contact_head import (
+    CONTACT_HEAD_NAME,
+    ContactHead,
+    describe_other_model,
+    read_contact_head,
+)
 from protperf.formats.embeddings import RECORD_OVERHEAD
 from protperf.formats.fasta import SequenceReader
-from protperf.formats.sizes import estimate_text_bytes, in_units, peak_memory_bytes
-from protperf.formats.skipped import SkippedList
+from protperf.formats.sizes import estimate_text_bytes, hash_file, in_units, peak_memory_bytes
+from protperf.formats.skipped import SOME_LEFT_OUT, SkippedList, skipped_path
 from protperf.formats.streams import STDIN
 from protperf.inference.contacts import check_head
 from protperf.inference.embedding import resolve_layers
 from protperf.tensor_folder import check_replaceable
 from protperf.vocab import VOCABULARY
 
-SOME_LEFT_OUT = 3
-"""Exit status when some records were written and some left out."""
-
-CONTACT_HEAD_NAME = "contact_head.json"
-
 _RECORD_BYTES = 450
 """Bytes of FASTA text for one protein of UniProt, about."""
+_SAMPLED_BYTES = 1 << 20
 
 
 def embed(options: argparse.Namespace) -> int:
@@ -49,12 +50,15 @@ def embed(options: argparse.Namespace) -> int:
     devices = choose_devices(options.device, options.devices, precision=options.precision)
     trained = load_model(options.checkpoint)
     parts = choose_parts(options, trained)
-    head = find_contact_head(options.contact_head, trained) if "contacts" in options.include else None
+    head = None
+    if "contacts" in options.include:
+        options.contact_head = options.contact_head or trained.path.with_name(CONTACT_HEAD_NAME)
+        head = find_contact_head(options.contact_head, trained)
     paths = [options.out] if options.format == "pt" else plan_paths(options.out, parts, options.shard)
-    skipped_path = name_skipped(options.out, options.shard)
+    list_path = name_skipped(options.out, options.shard)
     if options.format == "pt":
         check_folder(options.out, force=options.force)
-    taken = [skipped_path] if options.format == "pt" else [*paths, skipped_path]
+    taken = [list_path] if options.format == "pt" else [*paths, list_path]
     check_outputs(taken, options.inputs, force=options.force)
     say(describe_model(trained, devices))
     say(describe_space(options, parts, trained.model.config.model_dim))
@@ -67,8 +71,8 @@ def embed(options: argparse.Namespace) -> int:
         head=head,
     )
     with ExitStack() as stack:
-        skipped = stack.enter_context(SkippedList(skipped_path))
         sinks = open_sinks(stack, options, trained, parts, paths)
+        skipped = stack.enter_context(SkippedList(list_path))  # published before the outputs
         engine = Engine(sinks, skipped, choices_of(options))
         if engine.progress.records:
             say(f"going on after {engine.progress.records:,} records that an earlier run is done with")
@@ -78,13 +82,15 @@ def embed(options: argparse.Namespace) -> int:
         before, start = (engine.progress.residues, engine.progress.written), time.monotonic()
         progress = engine.run(reader, choose_compute(trained, devices, recipe))
         seconds = time.monotonic() - start
-        for line in [*reader.summary(), *summarise(skipped.added)]:
+        for line in [*reader.summary(), *summarise(skipped)]:
             say(line)
         if not progress.written and (options.shard is None or not reader.accepted):
+            for output in (*sinks, skipped):
+                output.discard()
             raise ValueError(explain_nothing(reader, skipped))
         for sink in sinks:
             sink.finish({"records_digest": engine.whole[1], "num_accepted": engine.whole[0]})
-    num_left_out = len(skipped.added) + reader.records - reader.accepted
+    num_left_out = skipped.num_added + reader.records - reader.accepted
     print(describe_outcome(paths, progress, num_left_out, before, seconds))
     return SOME_LEFT_OUT if num_left_out else 0
 
@@ -128,13 +134,12 @@ def choose_parts(options: argparse.Namespace, trained: TrainedModel) -> tuple[Pa
     return parts
 
 
-def find_contact_head(path: Path | None, trained: TrainedModel) -> ContactHead:
+def find_contact_head(path: Path, trained: TrainedModel) -> ContactHead:
     """Return what predicts contacts from the model's attention.
 
     Raises:
         ValueError: there is none, or it belongs to a model of another shape.
     """
-    path = path or trained.path.with_name(CONTACT_HEAD_NAME)
     if not path.is_file():
         raise ValueError(
             f"{path}: no such file; --include contacts needs it: `protperf maps contacts` fits it to structures, then "
@@ -145,6 +150,8 @@ def find_contact_head(path: Path | None, trained: TrainedModel) -> ContactHead:
         check_head(trained.model, head)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    if warning := describe_other_model(head, trained.path, hash_file(trained.path)[0]):
+        say(f"{path} {warning}")
     return head
 
 
@@ -163,10 +170,10 @@ def name_skipped(out: Path, shard: tuple[int, int] | None) -> Path:
     """Return the file that lists what was left out.
 
     >>> str(name_skipped(Path("a.h5"), (2, 8)))
-    'a.shard-2-of-8.skipped.tsv'
+    'a.shard-2-of-8.h5.skipped.tsv'
     """
     word = f".shard-{shard[0]}-of-{shard[1]}" if shard else ""
-    return out.with_suffix(f"{word}.skipped.tsv")
+    return skipped_path(out.with_name(f"{out.stem}{word}{out.suffix}"))
 
 
 def choices_of(options: argparse.Namespace) -> Choices:
@@ -197,8 +204,9 @@ def describe_model(trained: TrainedModel, devices: Sequence[torch.device]) -> st
 def describe_space(options: argparse.Namespace, parts: Sequence[Part], model_dim: int) -> str:
     """Return one line on the size of the output, about, and the free space; stdin and pipes are not counted."""
     files = [name for name in options.inputs if name != STDIN and Path(name).is_file()]
-    text_bytes = sum(estimate_text_bytes(name) for name in files) / (options.shard or (1, 1))[1]
-    proteins = text_bytes / _RECORD_BYTES
+    sizes = [estimate_text_bytes(name) / (options.shard or (1, 1))[1] for name in files]
+    text_bytes = sum(sizes)
+    proteins = sum(size / record_bytes(name) for name, size in zip(files, sizes, strict=True))
     size = 2 if options.dtype == "float16" else 4
     values = sum(part.num_values(text_bytes, proteins, model_dim, len(VOCABULARY)) for part in parts)
     need = values * size + proteins * RECORD_OVERHEAD * len(parts)
@@ -207,6 +215,14 @@ def describe_space(options: argparse.Namespace, parts: Sequence[Part], model_dim
     verdict = "" if free > need else "; this may not be enough"
     piped = "" if len(files) == len(options.inputs) else ", and what comes from pipes"
     return f"the output takes about {in_units(need)}{piped}; {in_units(free)} are free in {folder}{verdict}"
+
+
+def record_bytes(name: str) -> float:
+    """Return the bytes of text of one record of a FASTA file, about: as at its beginning, or as UniProt's."""
+    with open(name, "rb") as file:
+        text = file.read(_SAMPLED_BYTES)
+    records = text.count(b"\n>") + text.startswith(b">")
+    return len(text) / records if records and text.startswith(b">") else _RECORD_BYTES
 
 
 def describe_outcome(
@@ -227,5 +243,5 @@ def describe_outcome(
 def explain_nothing(reader: SequenceReader, skipped: SkippedList) -> str:
     """Return why no record is left."""
     examples = [example.message for example in reader.skipped_examples]
-    examples += [explain(each) for each in skipped.added]
+    examples += [explain(each) for each in skipped.examples.values()]
     return f"no record accepted of {reader.records}; the first: {examples[0]}"

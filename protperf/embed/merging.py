@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from protperf.arguments import check_outputs
-from protperf.embed.job import SOME_LEFT_OUT
 from protperf.embed.outputs import SHARD_WORD
 from protperf.formats.commit import commit_bytes
 from protperf.formats.embedding_merge import merge_embeddings
+from protperf.formats.skipped import SOME_LEFT_OUT, skipped_path
 
 _WORDS = re.compile(rf"(\.[a-z_]+)?(\.layer\d+)?\.{SHARD_WORD}")
 """What stands between the stem of OUT and its suffix in the name of a shard."""
@@ -29,20 +30,20 @@ def merge_shards(out: Path, *, force: bool) -> int:
         OSError: the disk is full.
     """
     shards = find_shards(out)
-    skipped = sorted(out.parent.glob(f"{out.stem}.shard-*.skipped.tsv"))
-    skipped_path = out.with_suffix(".skipped.tsv")
+    skipped = sorted(out.parent.glob(f"{glob.escape(out.stem)}.shard-*.skipped.tsv"))
+    list_path = skipped_path(out)
     inputs = [*skipped, *(path for paths in shards.values() for path in paths)]
-    check_outputs([*shards, skipped_path], inputs, force=force)
+    check_outputs([*shards, list_path], inputs, force=force)
     for path, parts in shards.items():
-        count = merge_embeddings(parts, path)
+        count = merge_embeddings(parts, path, anew=force)
         print(
             f"{path}: {count:,} protein{'s' * (count != 1)} out of {len(parts)} shards, which may be removed"
         )
     rows = join_skipped(skipped)
     if not rows:
-        skipped_path.unlink(missing_ok=True)
+        list_path.unlink(missing_ok=True)
         return 0
-    commit_bytes(skipped_path, "".join(rows).encode())
+    commit_bytes(list_path, "".join(rows).encode())
     return SOME_LEFT_OUT
 
 
@@ -53,7 +54,7 @@ def find_shards(out: Path) -> dict[Path, list[Path]]:
         ValueError: there are none.
     """
     found = defaultdict(list)
-    for path in sorted(out.parent.glob(f"{out.stem}.*{out.suffix}")):
+    for path in sorted(out.parent.glob(f"{glob.escape(out.stem)}.*{out.suffix}")):
         words = path.name.removeprefix(out.stem).removesuffix(out.suffix)
         if match := _WORDS.fullmatch(words):
             kept = "".join(word for word in match.group(1, 2) if word)

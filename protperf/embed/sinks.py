@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from protperf.checkpoint import TrainedModel
 from protperf.embed.engine import Arrays, Named
@@ -14,10 +14,25 @@ from protperf.embed.outputs import Part
 from protperf.formats.embedding_merge import WRITERS
 from protperf.formats.embedding_writers import EmbeddingWriter
 from protperf.formats.embeddings import Embedding, EmbeddingInfo, sequence_key
-from protperf.formats.partial_output import discard_partial
 from protperf.formats.sizes import hash_file
-from protperf.tensor_folder import TensorFolder, discard_partial_folder
+from protperf.tensor_folder import TensorFolder
 from protperf.vocab import VOCABULARY
+
+T = TypeVar("T")
+
+
+class _Earlier(Generic[T]):
+    """Where an earlier run put proteins, by ascending number."""
+
+    def __init__(self, places: Iterable[tuple[int, T]]) -> None:
+        self._places = iter(places)
+        self._next = next(self._places, None)
+
+    def find(self, index: int) -> T | None:
+        """Return the place of a protein, `None` if there is none; ask in ascending order."""
+        while self._next is not None and self._next[0] < index:
+            self._next = next(self._places, None)
+        return self._next[1] if self._next is not None and self._next[0] == index else None
 
 
 class FileSink:
@@ -32,7 +47,9 @@ class FileSink:
         self.writer = writer
         self.committed = writer.committed
         self._place = place
-        self._earlier = writer.entries() if writer.committed else iter(())
+        self._earlier = _Earlier(
+            (entry.number, entry.address) for entry in (writer.entries() if writer.committed else ())
+        )
 
     def add(self, index: int, named: Named, arrays: Arrays) -> int:
         """Append a protein; return its address."""
@@ -40,9 +57,9 @@ class FileSink:
         embedding = Embedding(named.id, named.header, len(named.tokens), arrays[self._place], key)
         return self.writer.add(index, embedding)
 
-    def find(self, index: int) -> int:
-        """Return the address of a protein that an earlier run wrote; asked in ascending order."""
-        return next(entry.address for entry in self._earlier if entry.number == index)
+    def find(self, index: int) -> int | None:
+        """Return the address of a protein that an earlier run wrote, if it did; asked in ascending order."""
+        return self._earlier.find(index)
 
     def read(self, place: int, num_residues: int) -> Arrays:
         """Return what was written of a protein."""
@@ -56,6 +73,10 @@ class FileSink:
         """Write the file to its end; what is left is its name."""
         self.writer.finish(about)
 
+    def discard(self) -> None:
+        """Give the file up; nothing is left of it."""
+        self.writer.discard()
+
 
 class FolderSink:
     """All parts of each protein, in a file for each protein.
@@ -67,16 +88,16 @@ class FolderSink:
     def __init__(self, folder: TensorFolder) -> None:
         self.folder = folder
         self.committed = folder.committed
-        self._earlier = folder.names() if folder.committed else iter(())
+        self._earlier = _Earlier(folder.names() if folder.committed else ())
 
     def add(self, index: int, named: Named, arrays: Arrays) -> str:
         """Write the file of a protein; return its name."""
         length = len(named.tokens)
         return self.folder.add(index, [Embedding(named.id, named.header, length, array) for array in arrays])
 
-    def find(self, index: int) -> str:
-        """Return the file of a protein that an earlier run wrote; asked in ascending order."""
-        return next(name for number, name in self._earlier if number == index)
+    def find(self, index: int) -> str | None:
+        """Return the file of a protein that an earlier run wrote, if it did; asked in ascending order."""
+        return self._earlier.find(index)
 
     def read(self, place: str, num_residues: int) -> Arrays:
         """Return what was written of a protein."""
@@ -89,6 +110,10 @@ class FolderSink:
     def finish(self, about: Mapping[str, str | int]) -> None:
         """Flush everything to the disk; what is left is the folder's name."""
         self.folder.finish()
+
+    def discard(self) -> None:
+        """Give the folder up; nothing is left of it."""
+        self.folder.discard()
 
 
 def open_sinks(
@@ -118,23 +143,23 @@ def open_sinks(
         "toks_per_batch": options.toks_per_batch,
         "contact_head": hash_file(options.contact_head)[0] if options.contact_head else "",
     }
+    digest, _ = hash_file(trained.path)
+    infos = [describe_part(options, trained, part, digest) for part in parts]
     if options.format == "pt":
-        if options.force:
-            discard_partial_folder(options.out)
-        infos = [describe_part(options, trained, part) for part in parts]
-        return [FolderSink(stack.enter_context(TensorFolder(options.out, infos, run)))]
+        folder = TensorFolder(options.out, infos, run, anew=options.force)
+        return [FolderSink(stack.enter_context(folder))]
     sinks = []
-    for place, (part, path) in enumerate(zip(parts, paths, strict=True)):
-        if options.force:
-            discard_partial(path)
-        info = describe_part(options, trained, part)
-        sinks.append(FileSink(stack.enter_context(WRITERS[options.format](path, info, run)), place))
+    for place, (info, path) in enumerate(zip(infos, paths, strict=True)):
+        sinks.append(
+            FileSink(stack.enter_context(WRITERS[options.format](path, info, run, anew=options.force)), place)
+        )
     return sinks
 
 
-def describe_part(options: argparse.Namespace, trained: TrainedModel, part: Part) -> EmbeddingInfo:
+def describe_part(
+    options: argparse.Namespace, trained: TrainedModel, part: Part, digest: str
+) -> EmbeddingInfo:
     """Return what the file of a part says of itself."""
-    digest, _ = hash_file(trained.path)
     number, count = options.shard or (1, 1)
     return EmbeddingInfo(
         kind=part.kind,

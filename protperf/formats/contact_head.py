@@ -19,6 +19,10 @@ FORMAT = "protperf contact head"
 FORMAT_VERSION = 1
 
 
+CONTACT_HEAD_NAME = "contact_head.json"
+"""The file's name where the user gives none."""
+
+
 @dataclass(frozen=True)
 class ContactHead:
     """What turns attention maps into probabilities of contacts.
@@ -75,3 +79,16 @@ def read_contact_head(path: Path) -> ContactHead:
         raise FormatError(f"{path}: damaged contact head: weights are no finite matrix; fit it again")
     own = ("format", "format_version", "weights", "intercept")
     return ContactHead(weights, intercept, {key: content[key] for key in content if key not in own})
+
+
+def describe_other_model(head: ContactHead, checkpoint: Path, digest: str) -> str:
+    """Return the end of a line that says that a head was fitted to another model; nothing if it was fitted to this one.
+
+    Args:
+        head: from `read_contact_head`.
+        checkpoint: the file that holds the weights.
+        digest: hex SHA-256 of it.
+    """
+    if head.provenance.get("checkpoint_sha256") == digest:
+        return ""
+    return f"was fitted to {head.provenance.get('checkpoint', 'an unknown model')}, not to {checkpoint}"

@@ -16,7 +16,6 @@ from protperf.formats.embedding_npz import NpzFile, NpzWriter
 from protperf.formats.embedding_parquet import ParquetFile, ParquetWriter
 from protperf.formats.embedding_writers import EmbeddingWriter
 from protperf.formats.embeddings import Embedding, EmbeddingFile
-from protperf.formats.partial_output import discard_partial
 
 WRITERS: dict[str, type[EmbeddingWriter]] = {
     writer.format: writer for writer in (H5Writer, NpzWriter, ParquetWriter)
@@ -47,12 +46,13 @@ def open_embeddings(path: Path | str) -> AnyFile:
     return _reader_of(Path(path))[1](path)
 
 
-def merge_embeddings(paths: Sequence[Path], out: Path) -> int:
-    """Put the shards of one input together: byte for byte the file that one run over all of it writes.
+def merge_embeddings(paths: Sequence[Path], out: Path, *, anew: bool = False) -> int:
+    """Put the shards of one input together: byte for byte the file that one run with the same numbers writes.
 
     Args:
         paths: all the shards, in any order.
         out: the file; it appears when it is whole.
+        anew: drop what an interrupted run left of it.
 
     Returns:
         the proteins in it.
@@ -70,8 +70,8 @@ def merge_embeddings(paths: Sequence[Path], out: Path) -> int:
         for file in files:
             stack.callback(file.close)
         check_shards(files)
-        discard_partial(out)
-        writer = stack.enter_context(WRITERS[name](out, replace(files[0].info, shard=0, num_shards=1)))
+        info = replace(files[0].info, shard=0, num_shards=1)
+        writer = stack.enter_context(WRITERS[name](out, info, {"merged": len(files)}, anew=anew))
         numbered = heapq.merge(*(file.numbered() for file in files), key=itemgetter(0))
         for number, embedding in _each_once(numbered, paths):
             writer.add(number, embedding)
@@ -103,10 +103,10 @@ def check_shards(files: Sequence[AnyFile]) -> None:
                 )
         if file.info.shard in places:
             raise ValueError(
-                f"{file.path}: shard {file.info.shard} again, as {places[file.info.shard]}; give each once"
+                f"{file.path}: shard {file.info.shard + 1} again, as {places[file.info.shard]}; give each once"
             )
         places[file.info.shard] = file.path
-    missing = sorted(set(range(first.info.num_shards)) - set(places))
+    missing = [number + 1 for number in range(first.info.num_shards) if number not in places]
     if missing:
         listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         raise ValueError(

@@ -38,9 +38,11 @@ class ParquetWriter(EmbeddingWriter):
 
     format = "parquet"
 
-    def __init__(self, path: Path, info: EmbeddingInfo, run: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, info: EmbeddingInfo, run: Mapping[str, Any] | None = None, *, anew: bool = False
+    ) -> None:
         import_pyarrow()
-        super().__init__(path, info, run)
+        super().__init__(path, info, run, anew=anew)
 
     def _begin(self) -> None:
         pass

@@ -63,6 +63,7 @@ class EmbeddingWriter(ABC):
         path: the file; one that is there is replaced at the end.
         info: what its numbers are.
         run: what else must be as it was for the file to be gone on with, such as the input; plain JSON values.
+        anew: drop what an interruption left.
 
     Attributes:
         num_records: proteins in the file.
@@ -75,8 +76,11 @@ class EmbeddingWriter(ABC):
 
     format: ClassVar[str]
 
-    def __init__(self, path: Path, info: EmbeddingInfo, run: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: Path, info: EmbeddingInfo, run: Mapping[str, Any] | None = None, *, anew: bool = False
+    ) -> None:
         self.path = path
+        self._anew = anew
         self.info = info
         self.num_records = 0
         self._run = dict(run or {})
@@ -92,7 +96,7 @@ class EmbeddingWriter(ABC):
     def __enter__(self) -> EmbeddingWriter:
         """Start the file, or go on with it."""
         agreed = {"format": self.format, "format_version": FORMAT_VERSION, **asdict(self.info), **self._run}
-        self._partial = PartialOutput(self.path, agreed)
+        self._partial = PartialOutput(self.path, agreed, anew=self._anew)
         if self._partial.state is not None:
             self.num_records = self._partial.state["num_records"]
             self._next_index = self._partial.state["next_index"]

@@ -29,6 +29,7 @@ class PartialOutput:
         path: the output; it appears when `publish` is called.
         agreed: what must be equal for an interrupted output to be gone on with; plain JSON values.
         shown: what messages call it; its path by default.
+        anew: drop what an interruption left, unless another process is at work on it.
 
     Attributes:
         state: the caller's state at the last commit; `None` before the first.
@@ -41,7 +42,9 @@ class PartialOutput:
         OSError: the disk is full or the folder cannot be written.
     """
 
-    def __init__(self, path: Path, agreed: Mapping[str, Any], *, shown: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, agreed: Mapping[str, Any], *, shown: Path | None = None, anew: bool = False
+    ) -> None:
         self.path = path
         self.shown = shown or path
         self.data_path, self.log_path, self.record_path, self.made_path = partial_paths(path)
@@ -56,6 +59,8 @@ class PartialOutput:
             raise
         try:
             self.made_path.unlink(missing_ok=True)
+            if anew:
+                self.record_path.unlink(missing_ok=True)
             data_bytes, log_bytes = self._resume()
             self._data.truncate(data_bytes)
             self._log.truncate(log_bytes)
@@ -237,7 +242,11 @@ class _AppendedFile:
     def read(self, offset: int, size: int) -> bytes:
         if self._waiting:
             self._write(b"")
-        return os.pread(self.descriptor, size, offset)
+        parts = []
+        while size > 0 and (part := os.pread(self.descriptor, size, offset)):  # one call reads 2 GiB at most
+            parts.append(part)
+            offset, size = offset + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def sync(self) -> None:
         self._write(b"")

@@ -15,8 +15,6 @@ from torch import Tensor
 from protperf.inference.passes import DEFAULT_TOKENS, ask_model, frame
 from protperf.model import ProteinModel
 
-POOLS = ("mean", "max", "cls")
-
 
 @dataclass(frozen=True, eq=False)
 class ProteinEmbedding:

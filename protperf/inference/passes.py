@@ -39,8 +39,9 @@ def ask_model(
     Args:
         model: in evaluation mode, on the device to compute on.
         sequences: tokens as shown, `<bos>` and `<eos>` included, uint8 `(L,)` each.
-        take: called as `take(place, states)` for each sequence, with float32 `(L, D)` of each layer on the model's device;
-            what it returns must not be a view of them. Places come in any order.
+        take: called as `take(place, states)` for each sequence, in inference mode and without autocast, with float32
+            `(L, D)` of each layer on the model's device; what it returns must not be a view of them. Places come in any
+            order.
         layers: as in `ProteinModel.states`; the last alone by default.
         token_budget: tokens in a pass; a longer sequence has one of its own.
         precision: `fp32`, or `bf16` or `fp16` under autocast.
@@ -56,8 +57,9 @@ def ask_model(
             part = waiting.pop()
             try:
                 shown = [sequences[place] for place in part]
-                for place, states in zip(part, _states(model, shown, layers, precision), strict=True):
-                    answers[place] = take(place, states)
+                with torch.inference_mode():
+                    for place, states in zip(part, _states(model, shown, layers, precision), strict=True):
+                        answers[place] = take(place, states)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -103,14 +105,15 @@ def _states(
     packed = len(sequences) == 1 or model.config.attention != "softmax"
     tokens, documents = pack_together(sequences) if packed else pad_together(sequences)
     device = model.norm.weight.device
-    with torch.inference_mode(), autocast(device, precision):
-        shown = documents.to(device) if len(sequences) > 1 else None
-        found = [states.float() for states in model.states(tokens.to(device), shown, layers=layers)]
-        start = 0
-        for row, sequence in enumerate(sequences):
-            length = len(sequence)
-            yield [states[0, start : start + length] if packed else states[row, :length] for states in found]
-            start += length
+    shown = documents.to(device) if len(sequences) > 1 else None
+    with autocast(device, precision):
+        found = model.states(tokens.to(device), shown, layers=layers)
+    found = [states.float() for states in found]
+    start = 0
+    for row, sequence in enumerate(sequences):
+        length = len(sequence)
+        yield [states[0, start : start + length] if packed else states[row, :length] for states in found]
+        start += length
 
 
 def pack_together(sequences: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,10 @@ from protperf.arguments import (
     add_record_arguments,
     check_model_arguments,
 )
+from protperf.formats.contact_head import CONTACT_HEAD_NAME
 
 FIGURES = (".png", ".svg", ".pdf")
 NUMBERS = ".npz"
-HEAD_NAME = "contact_head.json"
 
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -52,7 +52,7 @@ def _check_contacts(parser: argparse.ArgumentParser, options: argparse.Namespace
     if options.head and options.save_head:
         parser.error("--head is fitted already: it does not go with --save-head")
     if not options.head and not options.save_head:
-        options.save_head = options.out.with_name(HEAD_NAME)
+        options.save_head = options.out.with_name(CONTACT_HEAD_NAME)
 
 
 def _add_attention(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -124,7 +124,7 @@ def _add_contacts(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--save-head",
         type=Path,
         metavar="FILE",
-        help=f"where the fitted head goes ({HEAD_NAME} beside OUT)",
+        help=f"where the fitted head goes ({CONTACT_HEAD_NAME} beside OUT)",
     )
     parser.add_argument(
         "--regularisation",

@@ -21,8 +21,14 @@ from protperf.arguments import check_outputs
 from protperf.figures import save_figure
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
-from protperf.formats.contact_head import ContactHead, read_contact_head, write_contact_head
+from protperf.formats.contact_head import (
+    ContactHead,
+    describe_other_model,
+    read_contact_head,
+    write_contact_head,
+)
 from protperf.formats.sizes import hash_file
+from protperf.formats.skipped import SOME_LEFT_OUT
 from protperf.formats.structures import ChainStructure, find_structures, read_structure
 from protperf.maps.drawing import as_text, label_tokens, new_panels
 from protperf.vocab import VOCABULARY
@@ -31,9 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from protperf.checkpoint import TrainedModel
-
-SOME_LEFT_OUT = 3
-"""Exit status when some structures were left out."""
 
 LEAST_STRUCTURES = 2
 """One to fit to and one to predict."""
@@ -85,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
     digest = hash_file(trained.path)[0]
     if head is not None:
         check_head(trained.model, head)
-        if head.provenance.get("checkpoint_sha256") != digest:
-            _say(f"{options.head} was fitted to {head.provenance.get('checkpoint')}, not to {trained.path}")
+        if warning := describe_other_model(head, trained.path, digest):
+            _say(f"{options.head} {warning}")
     bar = tqdm(structures, desc="looking", unit="structure", disable=None)
     cases = [measure(trained, structure, precision=options.precision) for structure in bar]
     heads = [head] * len(cases) if head else fit_without_each(cases, trained, options.regularisation)

@@ -7,14 +7,12 @@ import time
 from pathlib import Path
 
 from protperf.arguments import check_outputs
+from protperf.formats.skipped import SOME_LEFT_OUT, skipped_path
 from protperf.formats.streams import check_inputs
 from protperf.score.arguments import parse
 from protperf.score.output import STDOUT, say, tell
-from protperf.score.proteins import score_records, skipped_path
+from protperf.score.proteins import score_records
 from protperf.score.variants import read_table, score_variants
-
-SOME_LEFT_OUT = 3
-"""Exit status when some records or rows have a score and some have none."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from protperf.arguments import id_of, policy_of
 from protperf.formats.commit import committed_text
 from protperf.formats.fasta import Record, SequenceReader, Skipped
 from protperf.formats.records import quoted
-from protperf.formats.skipped import SkippedList
+from protperf.formats.skipped import SkippedList, leave_out, skipped_path
 from protperf.score.output import SEPARATORS, STDOUT, Outcome, format_number, progress_bar, say, suffix_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def score_records(model: ProteinModel, options: argparse.Namespace) -> Outcome:
         scored, too_large = 0, []
         for record, score in _score_each(model, reader, method, options):
             if score is None:
-                too_large.append(_too_large(record))
+                too_large.append(leave_out(record, "out_of_memory"))
                 if skipped:
                     skipped.add(too_large[-1])
                 if options.strict:
@@ -105,11 +105,6 @@ def _score_each(
             yield held.popleft(), score
 
 
-def skipped_path(out: str) -> Path:
-    """Return the file that lists the records that were left out."""
-    return Path(out).with_suffix(".skipped.tsv")
-
-
 def _announce(record: Record, method: str, num_tokens: int) -> str:
     """Return one line on a protein that takes long, and on what takes less."""
     from protperf.inference.scoring import tokens_of
@@ -118,11 +113,6 @@ def _announce(record: Record, method: str, num_tokens: int) -> str:
     if method == "pseudo-ppl":
         text += f"; strided-ppl {tokens_of(len(record.tokens), method='strided-ppl'):,}"
     return text
-
-
-def _too_large(record: Record) -> Skipped:
-    found = f"{len(record.tokens)} residues"
-    return Skipped(record.path, record.line, record.id, None, "out_of_memory", found, record.unit)
 
 
 def _explain(skipped: Skipped) -> str:
