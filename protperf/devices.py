@@ -60,6 +60,9 @@ A name without a form (H100, V100) is that of the SXM module. A MI250X shows as 
 _NOT_WHOLE = {"MIG", "LAPTOP", "D", "MAX"}
 """Words in the names of GPUs that are only a part or a slower kin of the one they are named after."""
 
+PRECISIONS = ("fp32", "bf16", "fp16")
+"""Of a trained model's computations, as commands and the API name them."""
+
 _TYPES = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _PRODUCT_SECONDS = 0.05
 
@@ -90,6 +93,8 @@ def choose_device(name: str, *, precision: str = "fp32") -> torch.device:
 
 def _check_precision(device: torch.device, precision: str) -> None:
     """Refuse a precision that a device does not compute in, before any work."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r}: no such one; allowed: {', '.join(PRECISIONS)}")
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("--precision fp16: not on a CPU, which takes fp32 and bf16; --device cuda for fp16")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():

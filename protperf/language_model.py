@@ -18,7 +18,7 @@ import torch
 
 from protperf.checkpoint import TrainedModel, load_model
 from protperf.devices import choose_device
-from protperf.formats.mutations import read_mutant
+from protperf.formats.mutations import check_mutant, read_mutant
 from protperf.formats.records import Policy, judge, quoted
 from protperf.inference.embedding import ProteinEmbedding, embed_proteins
 from protperf.inference.filling import fill
@@ -145,10 +145,14 @@ class LanguageModel:
         Raises:
             ValueError: a mutant does not fit the wild type, or the model does not define the method.
         """
+        tokens = _encode((1, wild_type), policy=_UNMASKED)
+        read = [read_mutant(text, offset=offset) for text in mutants]
+        for mutant in read:
+            check_mutant(mutant, tokens, offset=offset)
         return mutation_effects(
             self.model,
-            _encode((1, wild_type), policy=_UNMASKED),
-            [read_mutant(text, offset=offset) for text in mutants],
+            tokens,
+            read,
             method=method,
             token_budget=self.token_budget,
             precision=self.precision,

@@ -199,7 +199,9 @@ class TensorFolder:
         commit_bytes(self._work / INDEX, self._partial.read(0, self._partial.size))
         old = self.path.with_name(f".{self.path.name}.old")
         if self.path.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            if old.exists():
+                check_replaceable(old)
+                shutil.rmtree(old)
             os.replace(self.path, old)
         os.replace(self._work, self.path)
         sync_folder(self.path.parent)

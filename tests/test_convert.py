@@ -247,14 +247,24 @@ def test_a_full_disk_leaves_no_folder_that_looks_whole(
     from protperf.checkpoint import folder as module
 
     def commit(path: Path, data: bytes) -> None:
-        if path.name == "model_card.md":
+        if path.name.startswith(full):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         path.write_bytes(data)
+
+    full = "model_card.md"
 
     monkeypatch.setattr(module, "commit_bytes", commit)
     with pytest.raises(OSError, match=r"model_card\.md"):
         main([str(folder.parent / "m.ckpt"), str(tmp_path / "out")])
     assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    assert main([str(folder.parent / "m.ckpt"), str(tmp_path / "out")]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    full = ".model.safetensors"
+    monkeypatch.setattr(module, "commit_bytes", commit)
+    with pytest.raises(OSError, match=r"out/model\.safetensors"):
+        main([str(folder.parent / "m.ckpt"), str(tmp_path / "out"), "--force"])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
 @pytest.mark.parametrize("wrong", [["--license", "my own"], ["--to", "pickle"], ["--name", "a\nb"]])

@@ -131,6 +131,36 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     assert not list(folder.glob(f".killed-{number}*"))
 
 
+@pytest.mark.parametrize("published", [1, 2, 3])
+def test_a_run_killed_while_its_outputs_get_their_names_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: int
+):
+    """The list of left-out records first, then the files; an exception in `os.replace` stands for the kill."""
+    for name in ("m.ckpt", "a.fasta"):
+        shutil.copy(folder / name, tmp_path / name)
+    (tmp_path / "a.fasta").write_text(">x\nMKV\n>bad\nM-V\n>long\n" + "MKTAY" * 20 + "\n>y\nACD\n")
+    options = ("--long", "error", "--window", "50")
+    assert run(tmp_path, "whole.h5", *options) == 3
+    replace, done = os.replace, 0
+
+    def killed_after(source, target):
+        nonlocal done
+        if Path(target).name in ("e.h5.skipped.tsv", "e.mean.h5", "e.per_tok.h5"):
+            done += 1
+            if done == published:
+                raise SystemExit(137)
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed_after)
+        with pytest.raises(SystemExit):
+            run(tmp_path, "e.h5", *options)
+    assert run(tmp_path, "e.h5", *options) == 3
+    for name in ("{}.mean.h5", "{}.per_tok.h5", "{}.h5.skipped.tsv"):
+        assert (tmp_path / name.format("e")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
 def test_one_that_goes_on_refuses_another_model_other_options_and_other_records(folder: Path, tmp_path: Path):
     for name in ("m.ckpt", "a.fasta"):
         shutil.copy(folder / name, tmp_path / name)
@@ -306,6 +336,79 @@ def test_long_proteins_are_whole_stitched_or_left_out(
     assert "record 'p1' (21 residues) is longer than --window" in capsys.readouterr().err
 
 
+def test_shards_that_read_otherwise_are_not_merged(folder: Path, tmp_path: Path):
+    for name in ("m.ckpt", "a.fasta"):
+        shutil.copy(folder / name, tmp_path / name)
+    run(tmp_path, "e.h5", "--shard", "1/2")
+    run(tmp_path, "e.h5", "--shard", "2/2", "--id", "header")
+    with pytest.raises(ValueError, match=r"its id is 'header', that of .* is 'word'"):
+        main(["--merge", str(tmp_path / "e.h5")])
+
+
+def test_one_that_goes_on_keeps_its_kinds(folder: Path, tmp_path: Path):
+    for name in ("m.ckpt", "a.fasta"):
+        shutil.copy(folder / name, tmp_path / name)
+    killed(tmp_path, "e.h5", after=1)
+    with pytest.raises(
+        ValueError, match=r"with parts \['mean of layer 2', 'per_tok of layer 2'\], now it is"
+    ):
+        main(
+            [
+                *map(str, (tmp_path / "m.ckpt", tmp_path / "a.fasta", tmp_path / "e.h5")),
+                "--include",
+                "mean",
+                "bos",
+            ]
+        )
+
+
+def test_merging_takes_its_own_shards_and_joins_their_lists(folder: Path, tmp_path: Path):
+    """Names with brackets, and an output whose name begins like another's."""
+    shutil.copy(folder / "m.ckpt", tmp_path / "m.ckpt")
+    bad = ">bad\nM-V\n>bad\nM-V\n"
+    texts = [f">{name}\n{residues}\n" for name, residues in random_records([700, 900] * 60)]
+    (tmp_path / "a.fasta").write_text(bad + "".join(texts) + ">far\nM.V\n")
+    argv = [str(tmp_path / "m.ckpt"), str(tmp_path / "a.fasta"), "--long", "error", "--window", "800"]
+    assert main([*argv, str(tmp_path / "whole.h5")]) == 3
+    for out in ("x[1].h5", "x[1].train.h5"):
+        for number in (1, 2):
+            assert main([*argv, str(tmp_path / out), "--shard", f"{number}/2"]) == 3
+    assert main(["--merge", str(tmp_path / "x[1].h5")]) == 3
+    assert (tmp_path / "x[1].h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    assert not (tmp_path / "x[1].train.h5").exists()
+    joined, whole = ((tmp_path / f"{name}.h5.skipped.tsv").read_text() for name in ("x[1]", "whole"))
+    assert sorted(joined.splitlines()) == sorted(whole.splitlines())
+    lines = [int(row.split("\t")[1]) for row in joined.splitlines()[1:]]
+    assert lines == sorted(lines)
+
+
+def test_names_that_a_format_cannot_hold_cost_one_record(folder: Path, tmp_path: Path):
+    (tmp_path / "a.fasta").write_bytes(b">a\nMKV\n>b x\0\nMKT\n>c\nMKT\n")
+    argv = [str(folder / "m.ckpt"), str(tmp_path / "a.fasta")]
+    assert main([*argv, str(tmp_path / "e.npz")]) == 3
+    with np.load(tmp_path / "e.npz") as archive:
+        assert list(archive["ids"]) == ["a", "c"]
+    assert "unfit_name" in (tmp_path / "e.npz.skipped.tsv").read_text()
+    assert main([*argv, str(tmp_path / "e.h5")]) == 0
+
+
+@pytest.mark.slow
+def test_processes_of_several_devices_end_with_the_one_that_started_them(folder: Path, tmp_path: Path):
+    for name in ("m.ckpt", "a.fasta"):
+        shutil.copy(folder / name, tmp_path / name)
+    with start(tmp_path, "e.h5", "--devices", "2", "--device", "cpu") as process:
+        while process.poll() is None and not committed(tmp_path, "e.per_tok.h5"):
+            time.sleep(0.01)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) >= 2
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}/task").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [child for child in children if Path(f"/proc/{child}/task").exists()]
+
+
 def test_nothing_is_left_where_all_records_are_left_out(folder: Path, tmp_path: Path):
     fasta = write_fasta(tmp_path / "a.fasta", random_records([20, 30]))
     argv = [str(folder / "m.ckpt"), fasta, str(tmp_path / "e.h5")]
@@ -361,7 +464,7 @@ def test_a_block_of_many_short_records_is_planned_in_linear_time():
         for i in range(2000)
     ]
     (block,) = blocks.cut_blocks(records)
-    task = engine.Task(block, blocks.Sequences().of(block), 0)
+    task = engine.Task(block, blocks.Sequences().of(block, lambda record: True), 0)
     assert len(task.proteins) == 2000
     assert keys <= 4 * 2000
 

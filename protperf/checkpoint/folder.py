@@ -94,20 +94,22 @@ def write_folder(folder: Path, *, config: dict[str, Any], weights: dict[str, Ten
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{WEIGHTS_NAME}.*.tmp"):  # by a process that was killed
         left.unlink(missing_ok=True)
-    weights_path = folder / WEIGHTS_NAME
-    made = temporary_path(weights_path)
+    paths = [folder / name for name in (CONFIG_NAME, CARD_NAME, WEIGHTS_NAME)]
+    is_new = not paths[2].exists()
+    made = temporary_path(paths[2])
     try:
         commit_bytes(made, save(named, {"format": "pt", _DIGEST: digest_of(named)}))
-        (folder / CONFIG_NAME).unlink(missing_ok=True)  # a folder that has one is whole
-        os.replace(made, weights_path)
-        commit_bytes(folder / CARD_NAME, card.encode())
-        commit_bytes(folder / CONFIG_NAME, (json.dumps(config, indent=1) + "\n").encode())
+        paths[0].unlink(missing_ok=True)  # a folder that has one is whole
+        os.replace(made, paths[2])
+        commit_bytes(paths[1], card.encode())
+        commit_bytes(paths[0], (json.dumps(config, indent=1) + "\n").encode())
     except BaseException as error:
-        made.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
+            for path in (made, *(paths if is_new else ())):
+                path.unlink(missing_ok=True)
             folder.rmdir()
-        if isinstance(error, OSError) and error.errno is not None:
-            raise OSError(error.errno, os.strerror(error.errno), str(folder)) from error
+        if isinstance(error, OSError) and error.filename == str(made):
+            raise OSError(error.errno, error.strerror, str(paths[2])) from error
         raise
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,11 +88,19 @@ class Sequences:
     def __init__(self) -> None:
         self._met: OrderedDict[bytes, Met] = OrderedDict()
 
-    def of(self, block: Block) -> dict[bytes, Met]:
-        """Return what is known of the sequences of the next block: bytes of the tokens -> `Met`."""
-        found = {}
+    def of(self, block: Block, fits: Callable[[Record], bool]) -> dict[bytes, Met]:
+        """Return what is known of the sequences of the next block: bytes of the tokens -> `Met`.
+
+        Args:
+            block: the next one, in order.
+            fits: whether a record may be written under its name; of one that may not no other is a copy.
+        """
+        found: dict[bytes, Met] = {}
         for place, record in enumerate(block.records, start=block.first):
             sequence = record.tokens.tobytes()
+            if not fits(record):
+                found.setdefault(sequence, Met(place))
+                continue
             key = hashlib.blake2b(sequence, digest_size=16).digest()
             found[sequence] = self._met.setdefault(key, Met(place))
             self._met.move_to_end(key)

@@ -31,6 +31,9 @@ class Sink(Protocol):
 
     committed: dict[str, Any] | None
 
+    def can_name(self, named: Named) -> bool:
+        """Return whether it can hold a protein's id and header."""
+
     def add(self, index: int, named: Named, arrays: Arrays) -> Any:
         """Append a protein, given its number and the arrays of all parts; return where it is."""
 
@@ -176,7 +179,7 @@ class Engine:
         sequences = Sequences()
         left_out = self.skipped.resume(self._resumed.left_out)
         for block in self._own(records):
-            met = sequences.of(block)
+            met = sequences.of(block, self._fits)
             if block.end > self._resumed.records:
                 yield Task(block, met, self.choices.longest)
                 continue
@@ -214,18 +217,22 @@ class Engine:
             arrays = [array for sink, place in kept for array in sink.read(place, length)]
         elif not is_copy:
             met.reason = task.refuse(record.tokens) or _judge(arrays)
-        if met.reason or arrays is None:
-            self._leave_out(record, met.reason)
+        if met.reason or arrays is None or not self._fits(record):
+            self._leave_out(record, met.reason or "unfit_name")
             return
         self.progress.written += 1
         self.progress.residues += len(record.tokens)
-        places = self._add(index, record, arrays, task.block.end)
-        if not is_copy:
-            met.places = places
+        met.places = self._add(index, record, arrays, task.block.end)
+
+    def _named(self, record: Record) -> Named:
+        return Named(id_of(record, self.choices.id_kind), record.header, record.tokens)
+
+    def _fits(self, record: Record) -> bool:
+        return all(sink.can_name(self._named(record)) for sink in self.sinks)
 
     def _add(self, index: int, record: Record, arrays: Arrays, end: int) -> tuple[Any, ...]:
         """Append a protein to each sink that an earlier run did not bring further; return where it is."""
-        named = Named(id_of(record, self.choices.id_kind), record.header, record.tokens)
+        named = self._named(record)
         return tuple(
             sink.find(index) if had >= end else sink.add(index, named, arrays)
             for sink, had in zip(self.sinks, self._had, strict=True)
@@ -248,6 +255,7 @@ def _judge(arrays: Arrays | None) -> str:
 REMEDIES = {
     "out_of_memory": "does not fit into memory even alone; embed it where there is more, or with --device cpu",
     "too_long": "is longer than --window with --long error; --long whole or window takes it",
+    "unfit_name": "has a NUL at the end of its header, or in one of more than 60,000 bytes: this format cannot hold it",
     "not_finite": "gets numbers that are infinite or none; --precision fp32 or --dtype float32 may cure it",
 }
 """Why a record that was read well is left out, and what to do about it."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from protperf.arguments import check_outputs, policy_of
 from protperf.checkpoint import TrainedModel, load_model
 from protperf.devices import choose_device
-from protperf.embed.engine import Choices, Compute, Engine, Progress, explain, say, summarise
+from protperf.embed.engine import Arrays, Choices, Compute, Engine, Progress, Task, explain, say, summarise
 from protperf.embed.outputs import Part, plan_parts, plan_paths
-from protperf.embed.sinks import open_sinks
+from protperf.embed.sinks import describe_reading, open_sinks
 from protperf.embed.workers import Recipe, in_processes, in_this_process
 from protperf.formats.contact_head import (
     CONTACT_HEAD_NAME,
@@ -27,6 +28,7 @@ from protperf.formats.contact_head import (
 )
 from protperf.formats.embeddings import RECORD_OVERHEAD
 from protperf.formats.fasta import SequenceReader
+from protperf.formats.partial_output import is_begun
 from protperf.formats.sizes import estimate_text_bytes, hash_file, in_units, peak_memory_bytes
 from protperf.formats.skipped import SOME_LEFT_OUT, SkippedList, skipped_path
 from protperf.formats.streams import STDIN
@@ -58,8 +60,9 @@ def embed(options: argparse.Namespace) -> int:
     list_path = name_skipped(options.out, options.shard)
     if options.format == "pt":
         check_folder(options.out, force=options.force)
-    taken = [list_path] if options.format == "pt" else [*paths, list_path]
-    check_outputs(taken, options.inputs, force=options.force)
+        check_outputs([list_path], options.inputs, force=options.force)
+    else:
+        check_files(paths, list_path, options)
     say(describe_model(trained, devices))
     say(describe_space(options, parts, trained.model.config.model_dim))
     recipe = Recipe(
@@ -74,13 +77,16 @@ def embed(options: argparse.Namespace) -> int:
         sinks = open_sinks(stack, options, trained, parts, paths)
         skipped = stack.enter_context(SkippedList(list_path))  # published before the outputs
         engine = Engine(sinks, skipped, choices_of(options))
-        if engine.progress.records:
+        is_named = options.format != "pt" and len(sinks) < len(parts)
+        if is_named:
+            say("an earlier run was killed while its outputs got their names; the others get theirs now")
+        elif engine.progress.records:
             say(f"going on after {engine.progress.records:,} records that an earlier run is done with")
         reader = SequenceReader(
             options.inputs, policy_of(options, mask_token=True), skipped_path=skipped.work, progress=True
         )
         before, start = (engine.progress.residues, engine.progress.written), time.monotonic()
-        progress = engine.run(reader, choose_compute(trained, devices, recipe))
+        progress = engine.run(reader, refuse_more if is_named else choose_compute(trained, devices, recipe))
         seconds = time.monotonic() - start
         for line in [*reader.summary(), *summarise(skipped)]:
             say(line)
@@ -89,10 +95,28 @@ def embed(options: argparse.Namespace) -> int:
                 output.discard()
             raise ValueError(explain_nothing(reader, skipped))
         for sink in sinks:
-            sink.finish({"records_digest": engine.whole[1], "num_accepted": engine.whole[0]})
+            sink.finish(
+                {
+                    "records_digest": engine.whole[1],
+                    "num_accepted": engine.whole[0],
+                    **describe_reading(options),
+                }
+            )
+    skipped.forget()
     num_left_out = skipped.num_added + reader.records - reader.accepted
     print(describe_outcome(paths, progress, num_left_out, before, seconds))
     return SOME_LEFT_OUT if num_left_out else 0
+
+
+def check_files(paths: Sequence[Path], list_path: Path, options: argparse.Namespace) -> None:
+    """Refuse, before any work, files that must not be written; those of a killed run that goes on are left to it.
+
+    Raises:
+        ValueError: as `check_outputs`.
+    """
+    begun = [path for path in paths if is_begun(path)]
+    goes_on = bool(begun) and not options.force and all(path.exists() or path in begun for path in paths)
+    check_outputs(begun if goes_on else [*paths, list_path], options.inputs, force=options.force)
 
 
 def choose_devices(name: str, count: int, *, precision: str) -> list[torch.device]:
@@ -189,6 +213,19 @@ def choose_compute(trained: TrainedModel, devices: Sequence[torch.device], recip
         trained.model.to(devices[0])
         return partial(in_this_process, trained, recipe)
     return partial(in_processes, trained.path, [str(device) for device in devices], recipe)
+
+
+def refuse_more(tasks: Iterable[tuple[Task, list[np.ndarray]]]) -> Iterator[tuple[Task, list[Arrays | None]]]:
+    """Compute nothing: all of the input was done with when some outputs got their names.
+
+    Raises:
+        ValueError: there is more to do, so the input is another one.
+    """
+    for _ in tasks:
+        raise ValueError(
+            "the input holds other records than those of the output that is there; --force begins anew"
+        )
+    return iter(())
 
 
 def describe_model(trained: TrainedModel, devices: Sequence[torch.device]) -> str:

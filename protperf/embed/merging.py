@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protperf.arguments import check_outputs
+from protperf.embed.job import name_skipped
 from protperf.embed.outputs import SHARD_WORD
 from protperf.formats.commit import commit_bytes
 from protperf.formats.embedding_merge import merge_embeddings
+from protperf.formats.embeddings import KINDS
 from protperf.formats.skipped import SOME_LEFT_OUT, skipped_path
 
-_WORDS = re.compile(rf"(\.[a-z_]+)?(\.layer\d+)?\.{SHARD_WORD}")
+_WORDS = re.compile(rf"(\.(?:{'|'.join(KINDS)}))?(\.layer\d+)?\.{SHARD_WORD}")
 """What stands between the stem of OUT and its suffix in the name of a shard."""
 
 
@@ -30,7 +32,8 @@ def merge_shards(out: Path, *, force: bool) -> int:
         OSError: the disk is full.
     """
     shards = find_shards(out)
-    skipped = sorted(out.parent.glob(f"{glob.escape(out.stem)}.shard-*.skipped.tsv"))
+    count = max(map(len, shards.values()))
+    skipped = [name_skipped(out, (number, count)) for number in range(1, count + 1)]
     list_path = skipped_path(out)
     inputs = [*skipped, *(path for paths in shards.values() for path in paths)]
     check_outputs([*shards, list_path], inputs, force=force)
@@ -68,8 +71,25 @@ def find_shards(out: Path) -> dict[Path, list[Path]]:
 
 
 def join_skipped(paths: Sequence[Path]) -> list[str]:
-    """Return the rows of several lists of left-out records, each once: a shard lists what no shard can read, too."""
-    rows: dict[str, None] = {}
-    for path in paths:
-        rows |= dict.fromkeys(path.read_text(encoding="utf-8").splitlines(keepends=True))
-    return list(rows)
+    """Return the rows of the lists of all shards, in the order of the files and of their lines; a header if there are any.
+
+    Each list begins with what no shard could read; what follows is the shard's own.
+
+    Args:
+        paths: the list of each shard; one that is not there has no rows.
+    """
+    lists = [
+        path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else [] for path in paths
+    ]
+    common = next(
+        (place for place, rows in enumerate(zip(*lists, strict=False)) if len({*rows}) > 1),
+        min(map(len, lists)),
+    )
+    if not any(lists):
+        return []
+    header = max(lists, key=len)[0]
+    files: dict[str, int] = {}
+    rows = [*lists[0][1:common], *(row for own in lists for row in own[max(1, common) :])]
+    order = [files.setdefault(row.split("\t")[0], len(files)) for row in rows]
+    placed = sorted(zip(order, rows, strict=True), key=lambda pair: (pair[0], int(pair[1].split("\t")[1])))
+    return [header, *(row for _, row in placed)]

@@ -63,6 +63,8 @@ def _settle_format(parser: argparse.ArgumentParser, options: argparse.Namespace)
     suffix = options.out.suffix
     named = [name for name, suffixes in SUFFIXES.items() if suffix in suffixes and suffix]
     options.format = options.format or (named[0] if named else None)
+    if not options.out.name:
+        parser.error(f"OUT is {str(options.out)!r}; give it a name of its own")
     if options.format is None:
         parser.error(
             f"OUT is {str(options.out)!r}; its name must end in .h5, .hdf5, .npz or .parquet, or give --format pt for a "
@@ -88,6 +90,11 @@ def _one_word_each(argv: Sequence[str]) -> list[str]:
     inside = ""
     for word in argv:
         option = word.replace("_", "-") if word.startswith("--") else ""
+        name, _, first = word.partition("=")
+        if first and name.replace("_", "-") in _LISTS:
+            inside = name.replace("_", "-")
+            words.append(f"{inside}={first}")
+            continue
         if inside and _LISTS[inside].fullmatch(word):
             if words[-1] == inside:
                 words.pop()
@@ -107,6 +114,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "OUT.h5 becomes OUT.mean.h5, OUT.per_tok.h5, OUT.mean.layer0.h5 and so on. Records that are left out are listed "
         "in OUT.skipped.tsv. A run that was killed goes on when the same command is given again.",
         epilog="Exit status: 0 all records written, 3 some left out, 1 failure, 2 wrong usage.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "paths",

@@ -33,6 +33,11 @@ class Part(NamedTuple):
     kind: str
     layer: int | None
 
+    @property
+    def name(self) -> str:
+        """The kind, and the layer if it has one."""
+        return self.kind if self.layer is None else f"{self.kind} of layer {self.layer}"
+
     def of(self, embedding: ProteinEmbedding) -> np.ndarray | None:
         """Return this part of an embedding (contacts are not in one)."""
         if self.layer is None:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from protperf.checkpoint import TrainedModel
 from protperf.embed.engine import Arrays, Named
 from protperf.embed.outputs import Part
-from protperf.formats.embedding_merge import WRITERS
+from protperf.formats.embedding_merge import WRITERS, open_embeddings
 from protperf.formats.embedding_writers import EmbeddingWriter
 from protperf.formats.embeddings import Embedding, EmbeddingInfo, sequence_key
 from protperf.formats.sizes import hash_file
@@ -51,6 +51,10 @@ class FileSink:
             (entry.number, entry.address) for entry in (writer.entries() if writer.committed else ())
         )
 
+    def can_name(self, named: Named) -> bool:
+        """Return whether the file can hold a protein's id and header."""
+        return self.writer.can_name(named.id, named.header)
+
     def add(self, index: int, named: Named, arrays: Arrays) -> int:
         """Append a protein; return its address."""
         key = sequence_key(VOCABULARY.decode(named.tokens)) if self.writer.info.keys == "sequence" else ""
@@ -89,6 +93,10 @@ class FolderSink:
         self.folder = folder
         self.committed = folder.committed
         self._earlier = _Earlier(folder.names() if folder.committed else ())
+
+    def can_name(self, named: Named) -> bool:
+        """Return whether the folder can hold a protein's id and header."""
+        return True
 
     def add(self, index: int, named: Named, arrays: Arrays) -> str:
         """Write the file of a protein; return its name."""
@@ -137,11 +145,9 @@ def open_sinks(
     """
     run = {
         "model": trained.describe()["model"],
-        "id": options.id,
-        "gaps": options.gaps,
-        "unknown": options.unknown,
+        "parts": [part.name for part in parts],
         "toks_per_batch": options.toks_per_batch,
-        "contact_head": hash_file(options.contact_head)[0] if options.contact_head else "",
+        **describe_reading(options),
     }
     digest, _ = hash_file(trained.path)
     infos = [describe_part(options, trained, part, digest) for part in parts]
@@ -150,10 +156,36 @@ def open_sinks(
         return [FolderSink(stack.enter_context(folder))]
     sinks = []
     for place, (info, path) in enumerate(zip(infos, paths, strict=True)):
+        if path.exists() and not options.force:  # it has its name already; the others were cut off
+            check_published(path, info, describe_reading(options))
+            continue
         sinks.append(
             FileSink(stack.enter_context(WRITERS[options.format](path, info, run, anew=options.force)), place)
         )
     return sinks
+
+
+def check_published(path: Path, info: EmbeddingInfo, about: Mapping[str, str | int]) -> None:
+    """Refuse a file that stands beside others of a killed run and is not of the same run.
+
+    Raises:
+        ValueError: it says something else of itself.
+    """
+    with open_embeddings(path) as file:
+        for name, value in {**info.attributes(), **about}.items():
+            if file.attributes.get(name) != value:
+                raise ValueError(
+                    f"{path}: exists already, with {name} {file.attributes.get(name)!r} instead of {value!r}; give another "
+                    "name, or --force to replace it"
+                )
+
+
+def describe_reading(options: argparse.Namespace) -> dict[str, str | int]:
+    """Return what else the numbers and names in a file depend on; attributes of the file."""
+    found: dict[str, str | int] = {"id": options.id, "gaps": options.gaps, "unknown": options.unknown}
+    if options.contact_head:
+        found["contact_head_sha256"] = hash_file(options.contact_head)[0]
+    return found
 
 
 def describe_part(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -138,7 +140,7 @@ def in_processes(
     except BrokenProcessPool:
         raise ValueError(
             "a process of --devices ended before its work (out of memory?); the same command goes on, with fewer "
-            "--devices or a smaller --toks-per-batch if it must"
+            "--devices if it must"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -155,9 +157,18 @@ _compute_here: Callable[[list[np.ndarray]], list[Arrays | None]] | None = None
 
 def _start_worker(names: Any, checkpoint: str, threads: int, recipe: Recipe) -> None:
     global _compute_here
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     model = load_model(checkpoint).model.to(names.get())
     _compute_here = lambda proteins: recipe.compute(model, proteins)  # noqa: E731
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is no more: killed, it could not say so."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _compute(proteins: list[np.ndarray]) -> list[Arrays | None]:

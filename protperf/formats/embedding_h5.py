@@ -11,11 +11,17 @@ from protperf.formats.embeddings import VECTORS
 from protperf.formats.hdf5_bytes import SUPERBLOCK_BYTES, Attribute, Dataset, write_datasets, write_root
 from protperf.formats.hdf5_links import LinkWriter
 
+_MOST_OPAQUE = 60_000
+
 
 class H5Writer(EmbeddingWriter):
     """Write an embedding file in HDF5; see `EmbeddingWriter`."""
 
     format = "h5"
+
+    def can_name(self, record_id: str, header: str) -> bool:
+        """Return whether a file can hold these texts: one with a NUL is stored as bytes, which HDF5 takes up to 64 kB of."""
+        return all(len(text.encode()) <= _MOST_OPAQUE for text in (record_id, header) if "\0" in text)
 
     def _begin(self) -> None:
         self._partial.append(bytes(SUPERBLOCK_BYTES))

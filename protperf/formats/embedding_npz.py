@@ -16,11 +16,10 @@ import numpy as np
 from protperf.formats import FormatError
 from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Entry, Value
 from protperf.formats.embeddings import Embedding, first_line, info_from
-from protperf.formats.records import quoted
 from protperf.formats.zip_bytes import DEFLATED, Member, append_directory, local_header
 
-_TOGETHER = 4096
-"""Texts encoded at once."""
+_TOGETHER_BYTES = 1 << 22
+"""Of texts or numbers encoded at once; NumPy gives every text the room of the longest."""
 
 
 class NpzWriter(EmbeddingWriter):
@@ -28,17 +27,9 @@ class NpzWriter(EmbeddingWriter):
 
     format = "npz"
 
-    def add(self, index: int, embedding: Embedding) -> int:
-        """Append one protein; see `EmbeddingWriter.add`.
-
-        Raises:
-            ValueError: a header that NumPy's texts cannot hold.
-        """
-        if embedding.header.endswith("\0") or embedding.id.endswith("\0"):
-            raise ValueError(
-                f"record {quoted(embedding.id)} has a name that ends in a NUL, which npz cannot hold; write h5"
-            )
-        return super().add(index, embedding)
+    def can_name(self, record_id: str, header: str) -> bool:
+        """Return whether a file can hold these texts: NumPy drops a NUL at the end of one."""
+        return not (record_id.endswith("\0") or header.endswith("\0"))
 
     def read(self, address: int, num_residues: int) -> np.ndarray:
         """Return the array of a protein that was added; see `EmbeddingWriter.read`."""
@@ -83,8 +74,9 @@ class NpzWriter(EmbeddingWriter):
 
     def _append_values(self, key: str, dtype: str, take: Callable[[Entry], str | int]) -> Member:
         values = map(take, self.entries())
+        together = max(1, _TOGETHER_BYTES // np.dtype(dtype).itemsize)
         chunks = (
-            np.array(some, dtype).tobytes() for some in iter(lambda: list(islice(values, _TOGETHER)), [])
+            np.array(some, dtype).tobytes() for some in iter(lambda: list(islice(values, together)), [])
         )
         return self._append_packed(key, chain([npy_header((self.num_records,), dtype)], chunks))
 

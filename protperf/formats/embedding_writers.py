@@ -104,6 +104,10 @@ class EmbeddingWriter(ABC):
             self._begin()
         return self
 
+    def can_name(self, record_id: str, header: str) -> bool:
+        """Return whether a file of this format can hold these texts; `add` takes no others."""
+        return True
+
     def add(self, index: int, embedding: Embedding) -> int:
         """Append one protein; return its address, for `read`.
 
@@ -112,6 +116,7 @@ class EmbeddingWriter(ABC):
             embedding: its numbers.
         """
         assert index >= self._next_index, f"record {index} after {self._next_index - 1}"
+        assert self.can_name(embedding.id, embedding.header), embedding.id
         assert embedding.array.shape == self.info.shape(embedding.num_residues), embedding.array.shape
         array = as_stored(embedding, self.info.dtype)
         address, checksum = self._append(index, array)
@@ -145,7 +150,8 @@ class EmbeddingWriter(ABC):
             about: further attributes of the file.
         """
         if not self._finished:
-            attributes = {**self.info.attributes(), **(about or {}), "num_records": self.num_records}
+            further = dict(sorted((about or {}).items()))  # whatever order a reader has them in
+            attributes = {**self.info.attributes(), **further, "num_records": self.num_records}
             self._end(attributes)
             self._finished = True
 

@@ -172,6 +172,11 @@ def partial_paths(path: Path) -> tuple[Path, Path, Path, Path]:
     return data, log, record, made
 
 
+def is_begun(path: Path) -> bool:
+    """Return whether an interrupted run left something of an output that can be gone on with."""
+    return partial_paths(path)[2].exists()
+
+
 def discard_partial(path: Path) -> None:
     """Remove what an interrupted run left of an output, as `--force` does."""
     for each in reversed(partial_paths(path)):

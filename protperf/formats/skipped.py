@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -50,11 +51,13 @@ class SkippedTable:
     ) -> None:
         """Rename the file when all went well, else remove it."""
         if self._file is not None and self._path and self._partial:
-            self._file.close()
             if kind is None:
+                self._file.close()
                 commit_file(self._partial, self._path)
-            else:
-                self._partial.unlink()
+                return
+            with suppress(OSError):  # what a full disk did not take
+                self._file.close()
+            self._partial.unlink()
         elif kind is None and self._path:
             self._path.unlink(missing_ok=True)
 
@@ -138,11 +141,16 @@ class SkippedList:
             commit_file(self.work, self.path)
         else:
             self.path.unlink(missing_ok=True)
-        self._own_path.unlink(missing_ok=True)
+        if not self._committed:
+            self._own_path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Forget what was committed, so that an error leaves nothing."""
+        """Give up what was committed, so that an error leaves nothing."""
         self._committed = 0
+
+    def forget(self) -> None:
+        """Remove the committed rows, once nothing can be gone on with any more."""
+        self._own_path.unlink(missing_ok=True)
 
     def _earlier(self) -> Iterator[Skipped]:
         with open(self._own_path, encoding="utf-8", newline="\n") as file:

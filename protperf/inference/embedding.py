@@ -107,6 +107,8 @@ def resolve_layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     Raises:
         ValueError: there is no such layer.
     """
+    if not layers:
+        raise ValueError("no layer is asked for; give one or more, such as -1, the last")
     for layer in layers:
         if not -num_layers - 1 <= layer <= num_layers:
             raise ValueError(
