@@ -13,6 +13,8 @@ from checkpoints import make_checkpoint
 from conftest import REPOSITORY
 from prepared import random_records, write_fasta
 
+from protperf.embed.__main__ import main
+
 TEXT = (REPOSITORY / "docs" / "embedding.md").read_text()
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 
@@ -23,6 +25,8 @@ def test_the_blocks_run_in_order(tmp_path: Path):
     make_checkpoint(tmp_path / "runs" / "demo" / "checkpoints" / "best.ckpt")
     write_fasta(tmp_path / "some.fasta", random_records([30, 50]))
     assert len(BLOCKS) >= 3
+    embed = [str(tmp_path / name) for name in ("runs/demo", "some.fasta", "some.h5")]
+    assert main([*embed, "--include", "mean", "per_tok"]) == 0  # as in the README
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for language, block in BLOCKS:
         command = (

@@ -40,6 +40,8 @@ from protperf.vocab import VOCABULARY
 _RECORD_BYTES = 450
 """Bytes of FASTA text for one protein of UniProt, about."""
 _SAMPLED_BYTES = 1 << 20
+_FIXED_BYTES = 16_000
+"""Of an HDF5 file without any protein."""
 
 
 def embed(options: argparse.Namespace) -> int:
@@ -246,7 +248,7 @@ def describe_space(options: argparse.Namespace, parts: Sequence[Part], model_dim
     proteins = sum(size / record_bytes(name) for name, size in zip(files, sizes, strict=True))
     size = 2 if options.dtype == "float16" else 4
     values = sum(part.num_values(text_bytes, proteins, model_dim, len(VOCABULARY)) for part in parts)
-    need = values * size + proteins * RECORD_OVERHEAD * len(parts)
+    need = values * size + (proteins * RECORD_OVERHEAD + _FIXED_BYTES) * len(parts)
     folder = options.out.parent
     free = shutil.disk_usage(folder).free
     verdict = "" if free > need else "; this may not be enough"
@@ -265,11 +267,12 @@ def record_bytes(name: str) -> float:
 def describe_outcome(
     paths: Sequence[Path], progress: Progress, num_left_out: int, before: tuple[int, int], seconds: float
 ) -> str:
-    """Return one line on what is in the output and how fast this run was, from the first record to the last."""
+    """Return one line on what is in the output and how fast this run was, from the first record to the last.
+
+    Memory is that of a GPU, if there is one, else of this process: of several it is the one that reads and writes.
+    """
     tokens = progress.residues - before[0] + 2 * (progress.written - before[1])
-    peak = peak_memory_bytes()
-    if torch.cuda.is_initialized():
-        peak = torch.cuda.max_memory_allocated()
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else peak_memory_bytes()
     return (
         f"{', '.join(map(str, paths))}: {progress.written:,} protein{'s' * (progress.written != 1)} written, "
         f"{num_left_out:,} left out, {progress.residues:,} residues, {seconds:.1f} seconds, "
