@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import select
 import signal
 import sys
 
@@ -27,11 +28,36 @@ COMMANDS = {
 }
 """Command -> module that runs it, and what it does. Modules are named, not imported: `--help` stays fast."""
 
+DEBUG = "PROTPERF_DEBUG"
+"""Variable that is set with `--debug`, for other processes of the run."""
+
 USAGE_ERROR = 2
+CLOSED_PIPE = 141
+"""What a shell gives for a program that SIGPIPE ended."""
 
 
 def main() -> int:
-    """Run the command named by the first argument; return the exit status."""
+    """Run the command named by the first argument; return the exit status.
+
+    Where whoever reads stdout stopped early (`| head`), it ends without a word.
+    """
+    try:
+        try:
+            return _run()
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()
+    except OSError as error:
+        closed = isinstance(error, BrokenPipeError) and _is_closed_pipe(1)
+        if not closed and os.environ.get(DEBUG):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what the interpreter flushes at its end
+        if not closed:
+            print(f"protperf: <stdout>: {error.strerror}", file=sys.stderr)
+        return CLOSED_PIPE if closed else 1
+
+
+def _run() -> int:
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -49,13 +75,13 @@ def main() -> int:
         return USAGE_ERROR
     sys.argv = [f"protperf {command}", *arguments[1:]]
     if debug:
-        os.environ["PROTPERF_DEBUG"] = "1"
+        os.environ[DEBUG] = "1"
     if command != "train":  # which saves first
         signal.signal(signal.SIGTERM, _terminate)
     try:
         runpy.run_module(COMMANDS[command][0], run_name="__main__", alter_sys=True)
     except (ValueError, OSError) as error:
-        if debug:
+        if debug or (isinstance(error, BrokenPipeError) and _is_closed_pipe(1)):
             raise
         line = str(error).replace("\n", "\\n").replace("\r", "\\r")  # of a file's name
         print(f"protperf {command}: {line}", file=sys.stderr)
@@ -76,6 +102,13 @@ def main() -> int:
         print(f"protperf {command}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _is_closed_pipe(descriptor: int) -> bool:
+    """Tell whether nobody reads any more what is written there."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _terminate(number: int, frame: object) -> None:

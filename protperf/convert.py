@@ -51,13 +51,18 @@ def check_scores(score: dict[str, Any], trained: TrainedModel, *, place: str) ->
         place: the file's name, for the message.
 
     Raises:
-        ValueError: it is of another step or objective.
+        ValueError: it is of another step or objective, or of other weights.
     """
     kind, step = score.get("objective", trained.objective.kind), score.get("step", trained.step)
     if (kind, step) != (trained.objective.kind, trained.step):
         raise ValueError(
             f"{place}: of a {kind} model after {step:,} steps, the checkpoint is of a {trained.objective.kind} one after "
             f"{trained.step:,}; evaluate this one"
+        )
+    digest = score.get("weights_sha256")
+    if digest is not None and digest != trained.weights_digest():
+        raise ValueError(
+            f"{place}: of the weights in {score.get('checkpoint')}, those of {trained.path} are others; evaluate this one"
         )
 
 

@@ -12,7 +12,15 @@ import numpy as np
 
 from protperf.arguments import CHECKPOINT_HELP, add_model_arguments, check_model_arguments, check_outputs
 from protperf.figures import COLOURS, FIGURE_SUFFIXES, new_panels, save_figure
-from protperf.formats.scores import AGAINST, MODEL, OTHER, Scores, floors_of, write_scores
+from protperf.formats.scores import (
+    AGAINST,
+    MODEL,
+    OTHER,
+    TRAINING_SPLIT,
+    Scores,
+    floors_of,
+    write_scores,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +30,6 @@ if TYPE_CHECKING:
     from protperf.formats.manifest import Manifest
     from protperf.formats.shards import ShardSet
 
-TRAINING_SPLIT = "train"
 FLOORS = {"unigram": 1, "trigram": 3, "4-gram": 4}
 """Name -> order of the n-gram models that stand beside a model."""
 
@@ -35,9 +42,11 @@ _DASHES = ((0, (1, 1.5)), (0, (4, 2)), (0, (7, 2, 1, 2)))
 def main(argv: list[str] | None = None) -> int:
     """Evaluate a checkpoint and print tables; return the exit status."""
     options = parse(argv)
+    from protperf.checkpoint import load_model, model_files
+
     outputs = [path for path in (options.json, options.figure) if path]
-    check_outputs(outputs, [], force=options.force)
-    from protperf.checkpoint import load_model
+    models = [options.checkpoint, *filter(None, [options.against])]
+    check_outputs(outputs, [file for path in models for file in model_files(path)], force=options.force)
     from protperf.devices import choose_device
     from protperf.formats.manifest import read_manifest
 
@@ -75,12 +84,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
     parser = argparse.ArgumentParser(
         prog="protperf evaluate",
+        usage="protperf evaluate CHECKPOINT DATA [options]",
         description="Perplexity and accuracy of a model on held-out windows. A masked model is asked 15 % of the "
         "residues, all shown as <mask>; a causal one each residue after its left context. Beside them stand the "
         "floors: n-gram models of the training split, asked the same residues.",
     )
-    parser.add_argument("checkpoint", type=Path, help=CHECKPOINT_HELP)
-    parser.add_argument("data", type=Path, help="the folder that `protperf prepare` wrote")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=CHECKPOINT_HELP)
+    parser.add_argument("data", type=Path, metavar="DATA", help="the folder that `protperf prepare` wrote")
     parser.add_argument("--splits", nargs="+", metavar="SPLIT", help="splits (all but train)")
     parser.add_argument(
         "--against",
@@ -174,6 +184,7 @@ def evaluate(
     Raises:
         ValueError: the two models are asked different questions, or there is no such split.
     """
+    from protperf.formats.manifest import read_manifest
     from protperf.formats.ngrams import NGRAMS_NAME, read_ngrams
     from protperf.formats.shards import ShardSet
     from protperf.inference.evaluation import Answerer, tally_windows
@@ -181,6 +192,8 @@ def evaluate(
 
     models = {MODEL: trained} if against is None else {MODEL: trained, AGAINST: against}
     _check_comparable(trained, against)
+    dataset_digest = read_manifest(dataset_dir).digest
+    described = {name: _describe(each, dataset_digest) for name, each in models.items()}
     counted = NgramFloor(list(read_ngrams(dataset_dir / NGRAMS_NAME).orders.values()))
     results: Scores = {}
     for split in splits:
@@ -201,7 +214,7 @@ def evaluate(
         results[split] = {
             name: {
                 **tallies[name].summary(),
-                **(_describe(models[name]) if name in models else {}),
+                **described.get(name, {}),
                 "by_length": tallies[name].by_length(),
                 "by_residue": tallies[name].by_residue(),
             }
@@ -219,8 +232,14 @@ def _check_comparable(trained: TrainedModel, against: TrainedModel | None) -> No
         )
 
 
-def _describe(trained: TrainedModel) -> dict[str, Any]:
-    return {"checkpoint": str(trained.path), "step": trained.step, "objective": trained.objective.kind}
+def _describe(trained: TrainedModel, dataset_digest: str) -> dict[str, Any]:
+    return {
+        "checkpoint": str(trained.path),
+        "step": trained.step,
+        "objective": trained.objective.kind,
+        "weights_sha256": trained.weights_digest(),
+        "dataset_digest": dataset_digest,
+    }
 
 
 def _read_windows(shards: ShardSet, *, count: int, rows: int) -> Iterator[tuple[range, np.ndarray]]:

@@ -25,7 +25,7 @@ from protperf.arguments import (
     policy_of,
 )
 from protperf.formats.fasta import Record, SequenceReader
-from protperf.formats.fasta_writer import STDOUT, FastaWriter
+from protperf.formats.fasta_writer import STDOUT, FastaWriter, shortest
 from protperf.formats.records import quoted
 from protperf.formats.skipped import SOME_LEFT_OUT, SkippedList, leave_out, skipped_path
 from protperf.formats.streams import STDIN, check_inputs
@@ -88,7 +88,6 @@ class Records:
         self.fault_of = fault_of
         self.strict = strict
         self.waiting: dict[int, Record] = {}
-        self.left_out = 0
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """Yield the tokens of the records that are taken."""
@@ -108,7 +107,7 @@ class Records:
         line = f"{skipped.place}: record {quoted(record.id)} ({skipped.found}) {text}"
         if self.strict:
             raise ValueError(f"{line} (stopped by --strict)")
-        self.left_out += 1
+        self.reader.reject(skipped, len(record.tokens))
         if self.skipped:
             self.skipped.add(skipped)
         _say(f"left out, {reason}: {line}")
@@ -116,7 +115,7 @@ class Records:
     @property
     def num_left_out(self) -> int:
         """Number of records that were read and not worked on."""
-        return self.reader.records - self.reader.accepted + self.left_out
+        return self.reader.records - self.reader.accepted
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,9 +125,11 @@ def main(argv: list[str] | None = None) -> int:
     inputs = [options.fill or options.prompt] if reads_records(options) else []
     if inputs:
         check_inputs(inputs)
+    from protperf.checkpoint import load_model, model_files
+
     if options.out != STDOUT:
-        check_outputs([Path(options.out), skipped_path(options.out)], inputs, force=options.force)
-    from protperf.checkpoint import load_model
+        read = [*inputs, *model_files(options.checkpoint)]
+        check_outputs([Path(options.out), skipped_path(options.out)], read, force=options.force)
     from protperf.devices import choose_device
 
     device = choose_device(options.device, precision=options.precision)
@@ -138,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         _say(f"{trained.path}: never learned where proteins end (objective.ask_eos=false)")
     with ExitStack() as stack:
         skipped = None
-        if inputs and options.out != STDOUT:
+        if options.out != STDOUT:  # without records too: a list that is there would lie
             skipped = stack.enter_context(SkippedList(skipped_path(options.out)))
         records = open_records(options, inputs, skipped) if inputs else None
         made = fill_records(trained, records, options) if options.fill else None
@@ -188,7 +189,7 @@ def generate_proteins(
         for each in _within_memory(made):
             name = NAME if records is None else _name(records.waiting[each.prompt], options)
             facts = {"prompt": each.shown} if each.shown else {}
-            header = header_of(name, each, facts | {"ended": each.ended}, trained, options.sampling)
+            header = header_of(name, each, facts | {"ended": each.ended}, trained, options)
             yield Made(header, each.tokens, len(each.tokens) - each.shown)
             if records and each.sample == options.num - 1:
                 del records.waiting[each.prompt]
@@ -219,7 +220,7 @@ def fill_records(
             record = records.waiting[number]
             if each is not None:
                 facts = {"filled": each.filled, "steps": min(options.steps, each.filled)}
-                header = header_of(_name(record, options), each, facts, trained, options.sampling)
+                header = header_of(_name(record, options), each, facts, trained, options)
                 yield Made(header, each.tokens, each.filled)
             elif sample == 0:
                 text = (
@@ -246,15 +247,27 @@ def _within_memory(made: Iterator[Generated]) -> Iterator[Generated]:
 
 
 def header_of(
-    name: str, made: Generated | Filled, facts: dict[str, object], trained: TrainedModel, sampling: Sampling
+    name: str,
+    made: Generated | Filled,
+    facts: dict[str, object],
+    trained: TrainedModel,
+    options: argparse.Namespace,
 ) -> str:
     """Return the header of a protein: its name, what it is, and how to get the same again."""
+    sampling: Sampling = options.sampling
     facts = {"length": len(made.tokens), "perplexity": f"{made.perplexity:.2f}", **facts}
-    facts["temperature"] = f"{sampling.temperature:g}"
+    facts["temperature"] = shortest(sampling.temperature)
     if sampling.top_k:
         facts["top_k"] = sampling.top_k
     if sampling.top_p < 1:
-        facts["top_p"] = f"{sampling.top_p:g}"
+        facts["top_p"] = shortest(sampling.top_p)
+    for option in ("min_length", "max_length"):
+        if getattr(options, option) != _ONLY_GENERATED[option]:
+            facts[option] = getattr(options, option)
+    if sampling.nonstandard:
+        facts["nonstandard"] = "yes"
+    if options.precision != "fp32":
+        facts["precision"] = options.precision
     facts |= {"seed": sampling.seed, "checkpoint": trained.path.name}
     return " ".join([f"{name}_{made.sample + 1}", *(f"{key}={value}" for key, value in facts.items())])
 

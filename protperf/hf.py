@@ -32,8 +32,8 @@ except ImportError as error:
     raise ImportError("protperf.hf needs transformers: pip install 'protperf[hf]'") from error
 
 from protperf.checkpoint.files import describe
-from protperf.checkpoint.folder import MODEL_TYPE, check_config, folder_config
-from protperf.checkpoint.loading import build_model
+from protperf.checkpoint.folder import MODEL_TYPE, WEIGHTS_NAME, check_config, folder_config, read_weights
+from protperf.checkpoint.loading import build_model, check_finite
 from protperf.config import ModelConfig, ObjectiveConfig
 from protperf.vocab import PADDING_DOCUMENT, VOCABULARY, check_fingerprint
 
@@ -145,18 +145,23 @@ class ProtperfPreTrainedModel(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a folder, all of it.
 
         Args:
+            pretrained_model_name_or_path: the folder.
             args: see `transformers.PreTrainedModel.from_pretrained`.
             kwargs: likewise.
 
         Raises:
-            ValueError: weights are missing, unknown or of another shape: none is made up.
+            ValueError: weights are missing, unknown, damaged, not finite or of another shape: none is made up.
         """
+        place = pretrained_model_name_or_path
+        file = Path(place or "", kwargs.get("subfolder") or "", WEIGHTS_NAME)
+        if place and file.is_file():
+            check_finite(read_weights(file), place=str(file))
         wants_info = kwargs.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)
         model, info = loaded
         for key, words in (
             ("missing_keys", "is not in the file"),
@@ -164,7 +169,7 @@ class ProtperfPreTrainedModel(PreTrainedModel):
             ("mismatched_keys", "has another shape in the file"),
         ):
             for name in sorted(info[key], key=str):
-                raise ValueError(f"{args[0]}: {name} {words}; was it saved by another model?")
+                raise ValueError(f"{place}: {name} {words}; was it saved by another model?")
         return (model, info) if wants_info else model
 
     def get_input_embeddings(self) -> nn.Module:
@@ -244,6 +249,10 @@ class ProtperfForCausalLM(ProtperfPreTrainedModel):
     """Scores of the next token, for models that were trained on it; `protperf generate` samples from them."""
 
     _objective = "causal"
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: transformers knows no state of linear attention."""
+        raise ValueError("transformers cannot sample from this model; `protperf generate FOLDER` does")
 
     def forward(
         self,

@@ -204,3 +204,49 @@ def test_a_failure_of_any_kind_is_one_line(
     monkeypatch.setitem(COMMANDS, "fail", ("failing", "fails"))
     assert run_main("fail", monkeypatch=monkeypatch) in (1, 130)
     assert capsys.readouterr().err == f"protperf fail: {said}\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys\nprint('one', flush=True)\nsys.stdin.read()\nprint('two' * 9)",  # only the last flush meets it
+        "import sys\nprint('one', flush=True)\nsys.stdin.read()\nfor _ in range(9999): print('two' * 99)",
+        "import sys\nprint('one', flush=True)\nsys.stdin.read()\nprint('two', flush=True)\nsys.exit(0)",
+        "import sys\nprint('one', flush=True)\nsys.stdin.read()\nprint('two')\nsys.exit(3)",
+    ],
+)
+def test_a_reader_that_stops_early_ends_a_command_quietly(tmp_path: Path, code: str):
+    (tmp_path / "talking.py").write_text(code)
+    start = (
+        "from protperf import cli; cli.COMMANDS['talk'] = ('talking', 'talks'); raise SystemExit(cli.main())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", start, "talk"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+    ) as talking:
+        assert talking.stdout.readline() == b"one\n"
+        talking.stdout.close()  # as `head -1` does
+        talking.stdin.close()
+        assert talking.stderr.read() == b""
+    assert talking.returncode == 141
+
+
+def test_another_broken_pipe_than_stdout_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "failing.py").write_text("raise BrokenPipeError(32, 'Broken pipe')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(COMMANDS, "fail", ("failing", "fails"))
+    assert run_main("fail", monkeypatch=monkeypatch) == 1
+    assert "Broken pipe" in capfd.readouterr().err
+
+
+def test_a_full_disk_behind_stdout_is_one_line(tmp_path: Path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "protperf", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "protperf: <stdout>: No space left on device\n")

@@ -189,6 +189,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "other vocabulary": (edit_config(fingerprint="0" * 64), "another vocabulary"),
     "no model": (edit_config(model=None), "'model' is None, not of type dict"),
     "a step in words": (edit_config(step="seven"), "'step' is 'seven', not of type int"),
+    "a number of layers that is none": (
+        edit_config(model={"num_layers": 2.0}),
+        r"not a model of this protperf .ModelConfig.num_layers is 2\.0, not of type int",
+    ),
+    "a number in words": (edit_config(model={"dropout": "0.1"}), "not a model of this protperf"),
+    "an objective in numbers": (
+        edit_config(objective={"ask_eos": 1}),
+        "ObjectiveConfig.ask_eos is 1, not of type bool",
+    ),
     "a new option": (edit_config(model={"new_option": 1}), "not a model of this protperf .*new_option"),
     "another width": (
         edit_config(model={"num_layers": 2, "num_heads": 2, "model_dim": 32}),
@@ -370,6 +379,37 @@ def test_the_card_takes_name_licence_and_scores_from_the_user_and_invents_none(f
     with pytest.raises(ValueError, match=r"scores\.json: of a masked model after 8 steps, .* masked .* 7"):
         main([str(folder), str(tmp_path / "other"), *options])
     assert not (tmp_path / "other").exists()
+
+
+def test_scores_of_other_weights_are_refused_whatever_their_step(folder: Path, tmp_path: Path):
+    with safe_open(folder / "model.safetensors", "np") as file:
+        digest = file.metadata()["protperf_sha256"]
+    own = {"perplexity": 12.5, "accuracy": 0.25, "step": 7, "objective": "masked", "checkpoint": "b.ckpt"}
+    path = tmp_path / "scores.json"
+    path.write_text(json.dumps({"test": {"model": own | {"weights_sha256": digest}}}))
+    assert main([str(folder.parent / "m.ckpt"), str(tmp_path / "out"), "--scores", str(path)]) == 0
+    path.write_text(json.dumps({"test": {"model": own | {"weights_sha256": "0" * 64}}}))
+    with pytest.raises(
+        ValueError, match=r"scores\.json: of the weights in b\.ckpt, those of .*m\.ckpt are others"
+    ):
+        main([str(folder.parent / "m.ckpt"), str(tmp_path / "other"), "--scores", str(path)])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_card_tells_of_this_model_on_held_out_proteins_alone(folder: Path):
+    trained = load_model(folder)
+
+    def card_of(scores: dict[str, Any]) -> str:
+        return write_card(trained, collect_facts(trained), CardDetails(scores=scores))
+
+    of_model = {"perplexity": 12.5, "accuracy": 0.25, "dataset_digest": ""}
+    card = card_of({"train": {"model": of_model}, "test": {"model": of_model, "against": of_model}})
+    assert [row[:2] for row in cells(card) if "12.500" in row] == [["test", "this model"]]
+    assert "over residues held out from training." in card
+    assert "None is recorded with this model" in card_of({"train": {"model": of_model}})
+    elsewhere = card_of({"test": {"model": of_model | {"dataset_digest": "ab12"}}})
+    assert "held out" not in elsewhere
+    assert "not that of the training (digest `ab12`), so training may have seen them" in elsewhere
 
 
 def test_a_disk_that_is_full_at_the_end_of_training_costs_a_warning(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from prepared import random_records, read_proteins
+from safetensors import safe_open
 from training import WINDOW, prepared, protperf, small_dataset, train_small
 
 from protperf.checkpoint import load_model
@@ -123,7 +124,14 @@ def test_the_command_prints_a_table_and_writes_json(run, tmp_path):
     rows = [line.split()[:2] for line in done.stdout.splitlines()[2:]]
     predictors = ["model", "unigram", "trigram", "4-gram"]
     assert rows == [[split, name] for split in ("valid", "test") for name in predictors]
-    assert set(json.loads((tmp_path / "scores.json").read_text())) == {"valid", "test"}
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert set(scores) == {"valid", "test"}
+    manifest = json.loads((small_dataset() / "manifest.json").read_text())
+    assert scores["test"]["model"]["dataset_digest"] == manifest["digest"]
+    options = ["--scores", tmp_path / "scores.json"]
+    assert convert([str(each) for each in (run[0], tmp_path / "model", *options)]) == 0
+    with safe_open(tmp_path / "model" / "model.safetensors", "np") as file:
+        assert file.metadata()["protperf_sha256"] == scores["test"]["model"]["weights_sha256"]
 
 
 def test_other_data_than_the_model_was_trained_on_is_said(run, capsys):
@@ -361,3 +369,20 @@ def test_a_table_by_length_names_each_bin():
     assert lines[0].split() == ["split", "length", "residues", "model", "unigram", "model", "accuracy"]
     assert lines[1].split() == ["valid", "up", "to", "512", "1,234", "17.250", "17.250", "11.68%"]
     assert lines[2].split()[:3] == ["valid", "over", "8192"]
+
+
+def test_no_output_replaces_a_model_that_is_read(run, tmp_path):
+    """Also not the `config.json` of a folder, without which its weights are nothing."""
+    assert convert([str(run[0]), str(tmp_path / "model")]) == 0
+    best = run[0] / "checkpoints" / "best.ckpt"
+    argv = [str(run[0]), str(small_dataset()), "--against", str(tmp_path / "model"), "--force"]
+    for out in (best, tmp_path / "model" / "config.json", tmp_path / "model" / "model.safetensors"):
+        with pytest.raises(ValueError, match="is an input; give another name"):
+            main([*argv, "--json", str(out)])
+
+
+def test_usage_can_be_typed_as_it_stands(capsys):
+    """--by and --splits would swallow what stands behind them."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: protperf evaluate CHECKPOINT DATA [options]")

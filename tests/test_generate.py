@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import re
@@ -51,7 +52,8 @@ def test_same_seed_same_fasta_whatever_the_batch(tmp_path: Path, causal: str):
     assert [facts_of(header)["name"] for header, _ in records] == [f"generated_{n}" for n in range(1, 7)]
     for header, residues in records:
         facts = facts_of(header)
-        assert list(facts) == ["name", "length", "perplexity", "ended", "temperature", "seed", "checkpoint"]
+        known = ["name", "length", "perplexity", "ended", "temperature", "max_length", "seed", "checkpoint"]
+        assert list(facts) == known
         assert facts["length"] == str(len(residues))
         assert re.fullmatch(r"\d+\.\d\d", facts["perplexity"])
         assert facts["ended"] == ("max_length" if len(residues) == 70 else "eos")
@@ -77,6 +79,17 @@ def test_nothing_is_left_of_a_file_that_failed(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_full_disk_names_the_file_that_was_asked_for(tmp_path: Path):
+    def write_and_fail() -> None:
+        with FastaWriter(tmp_path / "a.fasta") as writer:
+            writer.add("a", "M")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write does: it knows no name
+
+    with pytest.raises(OSError, match=r"No space left.*/a\.fasta'"):
+        write_and_fail()
+    assert os.listdir(tmp_path) == []
+
+
 def test_prompts_from_a_file_each_with_its_samples(
     tmp_path: Path, causal: str, capsys: pytest.CaptureFixture[str]
 ):
@@ -96,6 +109,7 @@ def test_prompts_from_a_file_each_with_its_samples(
     ]
     output, log = capsys.readouterr()
     assert "o.fasta: 4 proteins generated" in output
+    assert "read 4 records: 2 accepted (6 residues), 2 left out" in log
     assert "p.fasta:5: record 'long' (30 residues) is no prompt; allowed: fewer residues than" in log
     with pytest.raises(ValueError, match=r"p\.fasta:4: record 'bad'.*--strict"):
         main([*argv, "--force", "--strict"])
@@ -106,7 +120,35 @@ def test_header_says_how_to_get_the_same_again(causal: str, capsys: pytest.Captu
     assert main([causal, "--prompt", "mkv", "--num", "1", *options]) == 0
     header, residues = capsys.readouterr().out.splitlines()
     assert residues.startswith("MKV")
-    assert header.endswith("temperature=0.8 top_k=9 top_p=0.95 seed=5 checkpoint=best.ckpt")
+    assert header.endswith("temperature=0.8 top_k=9 top_p=0.95 max_length=9 seed=5 checkpoint=best.ckpt")
+
+
+def test_header_names_all_that_differs_from_the_defaults(causal: str, capsys: pytest.CaptureFixture[str]):
+    """What it says is what to give: numbers are not rounded, and nothing that decides a draw is left out."""
+    options = [
+        "--temperature",
+        "0.81234567",
+        "--top-p",
+        "0.99999999",
+        "--min-length",
+        "4",
+        "--max-length",
+        "9",
+    ]
+    options += ["--allow-nonstandard", "--precision", "bf16"]
+    assert main([causal, "--num", "1", *options]) == 0
+    facts = facts_of(capsys.readouterr().out.splitlines()[0])
+    named = ["temperature", "top_p", "min_length", "max_length", "nonstandard", "precision", "seed"]
+    assert [facts[name] for name in named] == ["0.81234567", "0.99999999", "4", "9", "yes", "bf16", "0"]
+
+
+def test_a_run_without_records_leaves_no_list_of_an_earlier_one(tmp_path: Path, causal: str):
+    out, listed = tmp_path / "o.fasta", tmp_path / "o.fasta.skipped.tsv"
+    listed.write_text("of another run")
+    with pytest.raises(ValueError, match=r"o\.fasta\.skipped\.tsv: exists already"):
+        main([causal, str(out), "--num", "1", "--max-length", "5"])
+    assert main([causal, str(out), "--num", "1", "--max-length", "5", "--force"]) == 0
+    assert os.listdir(tmp_path) == ["o.fasta"]
 
 
 def test_masked_places_are_filled(tmp_path: Path, masked: str, capsys: pytest.CaptureFixture[str]):
@@ -205,8 +247,9 @@ def test_what_is_there_is_never_replaced_unasked(tmp_path: Path, causal: str):
         main([causal, str(out)])
     assert out.read_text() == "mine"
     assert main([causal, str(out), "--force", "--num", "1", "--max-length", "5"]) == 0
-    with pytest.raises(ValueError, match=r"o\.fasta: is an input"):
-        main([causal, str(out), "--prompt", str(out), "--force"])
+    for argv in ([causal, str(out), "--prompt", str(out)], [causal, causal]):
+        with pytest.raises(ValueError, match=r"(o\.fasta|best\.ckpt): is an input"):
+            main([*argv, "--force"])
 
 
 def test_a_model_that_never_learned_to_end_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -150,6 +150,15 @@ def test_the_wrong_head_is_refused(folder: Path):
         wrong.from_pretrained(folder)
 
 
+def test_sampling_is_left_to_protperf_generate(tmp_path: Path):
+    checkpoint = make_checkpoint(tmp_path / "m.ckpt", attention="relu", kind="causal")
+    main([str(checkpoint), str(tmp_path / "model")])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="`protperf generate FOLDER` does"):
+        model.generate(torch.tensor([[27, 1]]))
+    assert "text-generation" not in (tmp_path / "model" / "model_card.md").read_text()
+
+
 @pytest.fixture
 def masked(tmp_path: Path) -> Path:
     assert main([str(make_checkpoint(tmp_path / "m.ckpt")), str(tmp_path / "model")]) == 0
@@ -178,6 +187,26 @@ def test_no_weight_is_made_up(masked: Path, change: str):
         weights["model.norm.bias"] = torch.ones(5)
     save_file(weights, masked / "model.safetensors", {"format": "pt"})
     with pytest.raises((ValueError, RuntimeError), match=r"model\.(norm\.bias|other)|mismatched"):
+        AutoModel.from_pretrained(masked)
+
+
+def test_weights_with_a_wrong_checksum_are_refused(masked: Path):
+    """Of a flipped bit transformers itself sees nothing."""
+    data = bytearray((masked / "model.safetensors").read_bytes())
+    data[-777] ^= 1
+    (masked / "model.safetensors").write_bytes(data)
+    for opener in (AutoModel, AutoModelForMaskedLM):
+        with pytest.raises(ValueError, match=r"model\.safetensors: damaged .the checksum"):
+            opener.from_pretrained(masked)
+    with pytest.raises(ValueError, match="the checksum"):
+        AutoModel.from_pretrained(masked.parent, config=AutoConfig.from_pretrained(masked), subfolder="model")
+
+
+def test_weights_that_are_no_numbers_are_refused(masked: Path):
+    weights = load_file(masked / "model.safetensors")
+    weights["model.norm.bias"][3] = torch.nan
+    save_file(weights, masked / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"norm\.bias holds what is no finite number"):
         AutoModel.from_pretrained(masked)
 
 

@@ -250,6 +250,21 @@ def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch):
         main(["attention", "m", "f", "a.png"])
 
 
+def test_usage_can_be_typed_as_it_stands(capsys: pytest.CaptureFixture):
+    """An option that takes several values would swallow what stands behind it."""
+    for name, begin in (("attention", "CHECKPOINT FASTA OUT"), ("contacts", "CHECKPOINT OUT --structures")):
+        with pytest.raises(SystemExit):
+            parse([name, "--help"])
+        assert capsys.readouterr().out.startswith(f"usage: protperf maps {name} {begin}")
+
+
+def test_a_layer_that_is_no_number_is_said_in_words(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as caught:
+        parse(["attention", "m", "f", "a.png", "--heads", "first"])
+    assert caught.value.code == 2
+    assert "argument --heads: 'first' is no number such as 0 or -1, and not all" in capsys.readouterr().err
+
+
 def test_similarity_is_drawn_and_written(
     tmp_path: Path, checkpoint: str, sample_path: Path, capsys: pytest.CaptureFixture
 ):
@@ -275,6 +290,36 @@ def test_similarity_is_drawn_and_written(
     assert len(np.unique(image[..., :3].sum(-1))) > 20
     with pytest.raises(ValueError, match=r"s\.png: exists already"):
         main(argv)
+
+
+def test_what_similarity_leaves_out_is_said_and_counted_as_far_as_it_read(
+    tmp_path: Path, checkpoint: str, sample_path: Path, capsys: pytest.CaptureFixture
+):
+    records = [(f"p{i}", residues) for i, (_, residues) in enumerate(random_records([200] * 9))]
+    records[2], records[7] = ("bad", "MK*V"), ("worse", "MK-V")
+    fasta = write_fasta(tmp_path / "a.fasta", records)
+    argv = ["similarity", checkpoint, fasta, str(tmp_path / "s.png"), "--force"]
+    assert main([*argv, "--max-proteins", "2"]) == 0
+    assert "read 2 records: 2 accepted (400 residues), 0 left out" in capsys.readouterr().err
+    assert main([*argv, "--max-proteins", "4"]) == 3
+    assert "read 5 records: 4 accepted (800 residues), 1 left out" in capsys.readouterr().err
+    assert main(argv) == 3
+    assert "read 9 records: 7 accepted (1,400 residues), 2 left out" in capsys.readouterr().err
+
+
+def test_no_output_replaces_the_checkpoint(tmp_path: Path, checkpoint: str, fasta: str):
+    target = tmp_path / "model.png"  # a link is what it leads to
+    target.symlink_to(checkpoint)
+    write_pairs(tmp_path, seed=0)
+    contacts = ["contacts", checkpoint, str(tmp_path / "o.png"), "--structures", str(tmp_path)]
+    for argv in (
+        ["attention", checkpoint, fasta, str(target)],
+        ["similarity", checkpoint, fasta, str(tmp_path / "o.png"), "--json", checkpoint],
+        [*contacts, "--save-head", checkpoint],
+        [*contacts, "--json", checkpoint],
+    ):
+        with pytest.raises(ValueError, match="is an input; give another name"):
+            main([*argv, "--force"])
 
 
 def write_pairs(folder: Path, *, seed: int) -> Path:

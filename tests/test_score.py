@@ -396,3 +396,22 @@ def test_real_assays_run_through(
         output = capsys.readouterr().out
         count = len(table.read_text().splitlines()) - 1
         assert output.count(f"against DMS_score over {count} rows") == output.count("Spearman") >= 1
+
+
+def test_no_output_replaces_the_checkpoint(tmp_path: Path, checkpoints: dict[str, str]):
+    fasta = write_fasta(tmp_path / "a.fasta", random_records([9]))
+    (tmp_path / "s.csv").symlink_to(checkpoints["masked"])
+    with pytest.raises(ValueError, match=r"s\.csv: is an input; give another name"):
+        main([checkpoints["masked"], fasta, str(tmp_path / "s.csv"), "--force"])
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".tsv", "\t"), (".csv", ","), (".txt", ",")])
+def test_a_table_of_one_column_is_continued_as_its_name_says(
+    tmp_path: Path, checkpoints: dict[str, str], suffix: str, separator: str
+):
+    table = tmp_path / f"t{suffix}"
+    table.write_text("mutant\nA1C\n")
+    out = tmp_path / ("o.csv" if suffix == ".txt" else f"o{suffix}")
+    argv = [checkpoints["masked"], "--mutations", str(table), "--wild-type", "AAA", str(out)]
+    assert main(argv) == 0
+    assert out.read_text().splitlines()[0] == f"mutant{separator}protperf_masked-marginals"

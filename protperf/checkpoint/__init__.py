@@ -10,7 +10,7 @@ from protperf.checkpoint.files import (
     step_name,
     step_of,
 )
-from protperf.checkpoint.loading import MODEL_DIR, TrainedModel, find_checkpoint, load_model
+from protperf.checkpoint.loading import MODEL_DIR, TrainedModel, find_checkpoint, load_model, model_files
 
 __all__ = [
     "BEST_NAME",
@@ -20,6 +20,7 @@ __all__ = [
     "describe",
     "find_checkpoint",
     "load_model",
+    "model_files",
     "read_checkpoint",
     "remove_unfinished",
     "step_checkpoints",

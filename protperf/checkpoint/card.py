@@ -15,7 +15,7 @@ from protperf.attention import UNPROJECTED
 from protperf.checkpoint.facts import RunFacts
 from protperf.checkpoint.loading import TrainedModel
 from protperf.formats.manifest import Manifest
-from protperf.formats.scores import MODEL, Scores
+from protperf.formats.scores import AGAINST, MODEL, TRAINING_SPLIT, Scores
 
 _QUESTIONS = {
     "masked": "residues shown as `<mask>`, from both sides",
@@ -30,7 +30,8 @@ _USES = {
     "causal": "Embeddings, likelihoods of proteins, generation of sequences; a start for fine-tuning.",
 }
 _CLASSES = {"masked": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
-_TASKS = {"masked": "fill-mask", "causal": "text-generation"}
+_TASKS = {"masked": "fill-mask"}
+"""What hubs ask of a model through transformers; there, nothing samples from a causal one."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
         "## Training",
         _training(trained, facts),
         "## Results",
-        _results(facts, details.scores),
+        _results(trained, facts, details.scores),
         "## Intended use",
         _USES[kind],
         "## Limits",
@@ -77,7 +78,8 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
 
 
 def _front_matter(kind: str, licence: str) -> str:
-    lines = ["---", "library_name: protperf", f"pipeline_tag: {_TASKS[kind]}"]
+    lines = ["---", "library_name: protperf"]
+    lines += [f"pipeline_tag: {_TASKS[kind]}"] if kind in _TASKS else []
     lines += [f"license: {licence}"] if licence else []
     return "\n".join([*lines, "tags:", "- protein", "- performer", "---"])
 
@@ -120,9 +122,13 @@ def _dataset(manifest: Manifest) -> str:
     return f"{made}\n\n{_table(('split', 'proteins', 'residues'), rows)}"
 
 
-def _results(facts: RunFacts, scores: Scores) -> str:
-    """Return the numbers of the evaluation if there is one, else those that the run itself measured."""
+def _results(trained: TrainedModel, facts: RunFacts, scores: Scores) -> str:
+    """Return the numbers of the evaluation if there is one, else those that the run itself measured.
+
+    What was measured on the training split, and what another model got, is not of this model's worth.
+    """
     measured = scores or {split: {MODEL: values} for split, values in facts.results.items()}
+    measured = {split: predictors for split, predictors in measured.items() if split != TRAINING_SPLIT}
     rows = [
         (
             split,
@@ -132,6 +138,7 @@ def _results(facts: RunFacts, scores: Scores) -> str:
         )
         for split, predictors in measured.items()
         for name, score in predictors.items()
+        if name != AGAINST
     ]
     if not rows:
         return "None is recorded with this model; `protperf evaluate` measures it beside the floors."
@@ -140,9 +147,17 @@ def _results(facts: RunFacts, scores: Scores) -> str:
         if scores
         else "not recorded here; `protperf evaluate` gives them for the same split"
     )
+    own = trained.dataset_digest
+    digests = (predictors.get(MODEL, {}).get("dataset_digest", own) for predictors in measured.values())
+    others = [digest for digest in digests if digest != own]
+    asked = (
+        f"of a dataset that is not that of the training (digest `{others[0]}`), so training may have seen them"
+        if others
+        else "held out from training"
+    )
     note = (
-        "Perplexity (20 is guessing among the standard amino acids, lower is better) and accuracy, over held-out residues. "
-        f"Floors: {floors}. Numbers on different splits or datasets do not compare."
+        "Perplexity (20 is guessing among the standard amino acids, lower is better) and accuracy, over residues "
+        f"{asked}. Floors: {floors}. Numbers on different splits or datasets do not compare."
     )
     return f"{_table(('split', 'predictor', 'perplexity', 'accuracy'), rows)}\n\n{note}"
 

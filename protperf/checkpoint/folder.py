@@ -133,6 +133,16 @@ def read_folder(weights_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ValueError: of another vocabulary.
     """
     config = read_config(weights_path.parent / CONFIG_NAME)
+    weights = read_weights(weights_path)
+    return config, {name.removeprefix(PREFIX): value for name, value in weights.items()}
+
+
+def read_weights(weights_path: Path) -> dict[str, Tensor]:
+    """Return the weights of a `model.safetensors` by the names in it, after comparing their checksum if there is one.
+
+    Raises:
+        FormatError: damaged, or not whole.
+    """
     try:
         with safe_open(weights_path, framework="pt", device="cpu") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
@@ -143,7 +153,7 @@ def read_folder(weights_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     if expected is not None and digest_of(weights) != expected:
         raise FormatError(f"{weights_path}: damaged (the checksum of the weights is wrong); give another one")
-    return config, {name.removeprefix(PREFIX): value for name, value in weights.items()}
+    return weights
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from protperf.checkpoint.files import BEST_NAME, ENTRY, describe, read_checkpoint, step_checkpoints
-from protperf.checkpoint.folder import CONFIG_NAME, INDEX_NAME, PREFIX, WEIGHTS_NAME, read_folder
-from protperf.config import ModelConfig, ObjectiveConfig
+from protperf.checkpoint.folder import CONFIG_NAME, INDEX_NAME, PREFIX, WEIGHTS_NAME, digest_of, read_folder
+from protperf.config import ModelConfig, ObjectiveConfig, check_types
 from protperf.formats import FormatError
 from protperf.model import ProteinModel
 
@@ -48,6 +48,12 @@ class TrainedModel:
             dataset_digest=self.dataset_digest,
         )
 
+    def weights_digest(self) -> str:
+        """Return the hex SHA-256 of the weights: the `protperf_sha256` of a folder made to be shared, whatever file holds them."""
+        return digest_of(
+            {f"{PREFIX}{name}": value.detach().cpu() for name, value in self.model.state_dict().items()}
+        )
+
 
 def find_checkpoint(path: Path) -> Path:
     """Return the file with the weights meant by `path`: itself, or a folder's best (else latest, else shared) one.
@@ -77,6 +83,16 @@ def find_checkpoint(path: Path) -> Path:
     )
 
 
+def model_files(path: Path | str) -> list[Path]:
+    """Return the files that `load_model` reads: what no output may replace.
+
+    Raises:
+        ValueError: there is none.
+    """
+    file = find_checkpoint(Path(path))
+    return [file, file.with_name(CONFIG_NAME)] if file.suffix == ".safetensors" else [file]
+
+
 def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     """Rebuild a trained model from a checkpoint file, a run folder, or a folder with `model.safetensors`.
 
@@ -92,9 +108,7 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     about, weights = read_folder(file) if file.suffix == ".safetensors" else _read_weights(file)
     model, objective = build_model(about, place=str(file))
     model.load_weights(weights, place=str(file), projections=projections)
-    for name, value in model.state_dict().items():
-        if not value.isfinite().all():
-            raise FormatError(f"{file}: {name} holds what is no finite number; give another checkpoint")
+    check_finite(model.state_dict(), place=str(file))
     return TrainedModel(
         model.eval(),
         objective,
@@ -103,6 +117,21 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         about["step"],
         about["dataset_digest"],
     )
+
+
+def check_finite(weights: dict[str, Tensor], *, place: str) -> None:
+    """Refuse weights that are no numbers.
+
+    Args:
+        weights: by name.
+        place: the file's name, for the message.
+
+    Raises:
+        FormatError: one is infinite or not a number.
+    """
+    for name, value in weights.items():
+        if not value.isfinite().all():
+            raise FormatError(f"{place}: {name} holds what is no finite number; give another checkpoint")
 
 
 def build_model(about: dict[str, Any], *, place: str) -> tuple[ProteinModel, ObjectiveConfig]:
@@ -117,6 +146,8 @@ def build_model(about: dict[str, Any], *, place: str) -> tuple[ProteinModel, Obj
     """
     try:
         config, objective = ModelConfig(**about["model"]), ObjectiveConfig(**about["objective"])
+        check_types(config)
+        check_types(objective)
     except (TypeError, ValueError) as error:
         raise FormatError(f"{place}: not a model of this protperf ({error}); update protperf") from error
     return ProteinModel(config, causal=objective.kind == "causal"), objective

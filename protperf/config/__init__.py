@@ -3,7 +3,7 @@
 A key's way: `conf/GROUP/NAME.yaml` -> Hydra -> `from_section` -> a field here -> the line that uses it.
 """
 
-from protperf.config.checks import from_section, to_dict
+from protperf.config.checks import check_types, from_section, to_dict
 from protperf.config.data import DataConfig
 from protperf.config.logger import LoggerConfig
 from protperf.config.model import ModelConfig
@@ -18,6 +18,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimConfig",
     "TrainerConfig",
+    "check_types",
     "from_section",
     "to_dict",
 ]

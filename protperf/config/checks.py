@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -30,6 +30,18 @@ def from_section(config_class: type[ConfigT], section: DictConfig | dict[str, An
 def to_dict(config: Any) -> dict[str, Any]:
     """Return a configuration dataclass as a plain dict, as checkpoints hold it."""
     return asdict(config)
+
+
+def check_types(config: Any) -> None:
+    """Raise a `ValueError` unless all values have the types of their fields: a file may hold any.
+
+    Args:
+        config: a configuration dataclass; a whole number will do for a float.
+    """
+    for name, kind in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if type(value) not in ((int, float) if kind is float else (kind,)):
+            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, not of type {kind.__name__}")
 
 
 def check_choice(config: Any, field: str, allowed: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from protperf.arguments import check_outputs, policy_of
-from protperf.checkpoint import TrainedModel, load_model
+from protperf.checkpoint import TrainedModel, load_model, model_files
 from protperf.devices import choose_device
 from protperf.embed.engine import Arrays, Choices, Compute, Engine, Progress, Task, explain, say, summarise
 from protperf.embed.outputs import Part, plan_parts, plan_paths
@@ -60,11 +60,12 @@ def embed(options: argparse.Namespace) -> int:
         head = find_contact_head(options.contact_head, trained)
     paths = [options.out] if options.format == "pt" else plan_paths(options.out, parts, options.shard)
     list_path = name_skipped(options.out, options.shard)
+    read = [*options.inputs, *model_files(trained.path)]
     if options.format == "pt":
         check_folder(options.out, force=options.force)
-        check_outputs([list_path], options.inputs, force=options.force)
+        check_outputs([list_path], read, force=options.force)
     else:
-        check_files(paths, list_path, options)
+        check_files(paths, list_path, read, force=options.force)
     say(describe_model(trained, devices))
     say(describe_space(options, parts, trained.model.config.model_dim))
     recipe = Recipe(
@@ -110,15 +111,15 @@ def embed(options: argparse.Namespace) -> int:
     return SOME_LEFT_OUT if num_left_out else 0
 
 
-def check_files(paths: Sequence[Path], list_path: Path, options: argparse.Namespace) -> None:
+def check_files(paths: Sequence[Path], list_path: Path, inputs: Sequence[str | Path], *, force: bool) -> None:
     """Refuse, before any work, files that must not be written; those of a killed run that goes on are left to it.
 
     Raises:
         ValueError: as `check_outputs`.
     """
     begun = [path for path in paths if is_begun(path)]
-    goes_on = bool(begun) and not options.force and all(path.exists() or path in begun for path in paths)
-    check_outputs(begun if goes_on else [*paths, list_path], options.inputs, force=options.force)
+    goes_on = bool(begun) and not force and all(path.exists() or path in begun for path in paths)
+    check_outputs(begun if goes_on else [*paths, list_path], inputs, force=force)
 
 
 def choose_devices(name: str, count: int, *, precision: str) -> list[torch.device]:

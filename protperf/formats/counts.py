@@ -67,6 +67,16 @@ class Counts:
         if self.skipped[skipped.reason] <= NUM_EXAMPLES:
             self.skipped_examples.append(skipped)
 
+    def reject(self, skipped: Skipped, residues: int) -> None:
+        """Count as left out a record that was counted as accepted."""
+        self.taken(self.accepted - 1, self.residues - residues)
+        self.skip(skipped)
+
+    def taken(self, records: int, residues: int) -> None:
+        """Count so many records as accepted: a reading that was stopped had accepted more than it handed on."""
+        self.accepted, self.residues = records, residues
+        self.records = records + self.skipped.total()
+
     def repair(self, name: str, place: str, count: int = 1) -> None:
         """Count something that was changed or is worth a look."""
         self.repaired[name] += count

@@ -7,7 +7,8 @@ with a reason. Memory holds one block of 1 MB, or one record if it is longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from protperf.formats import FormatError
@@ -98,8 +99,11 @@ class SequenceReader(Counts):
             parser = BlockParser(stream.place, self.policy, self)
             for text in cut_records(stream.pieces(), BLOCK_BYTES):
                 block = parser.parse(text)
-                yield from block.skipped
-                yield from block.records()
+                if block.skipped:  # in the order of the file: whoever stops reading has met no later one
+                    found: list[Iterable[Record | Skipped]] = [block.skipped, block.records()]
+                    yield from heapq.merge(*found, key=lambda each: each.line)
+                else:
+                    yield from block.records()
             return
         from protperf.formats.flatfiles import entries
 

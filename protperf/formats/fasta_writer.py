@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from protperf.formats.commit import commit_file, temporary_path
+from protperf.formats.commit import committed_text
 from protperf.formats.records import escaped
 
 STDOUT = "-"
@@ -18,21 +19,18 @@ LINE_RESIDUES = 60
 class FastaWriter:
     """Write records one by one, each flushed as soon as it is there; a context manager.
 
-    Left without an error, the file stands under its name; with one, nothing is left of it.
+    Left without an error, the file stands under its name; with one, nothing is left of it. A full disk names the file.
 
     Args:
         path: the file, or `-` for standard output.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = None if str(path) == STDOUT else Path(path)
-        self._work = self.path and temporary_path(self.path)
-        self._file: IO[str] = sys.stdout
+        self._text = contextlib.nullcontext(sys.stdout) if str(path) == STDOUT else committed_text(Path(path))
 
     def __enter__(self) -> FastaWriter:
         """Start."""
-        if self._work:
-            self._file = open(self._work, "w", encoding="utf-8", newline="\n")
+        self._file: IO[str] = self._text.__enter__()
         return self
 
     def add(self, header: str, residues: str) -> None:
@@ -45,11 +43,13 @@ class FastaWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Rename the file when all went well, else remove it."""
-        if not (self.path and self._work):
-            return
-        try:
-            self._file.close()
-            if kind is None:
-                commit_file(self._work, self.path)
-        finally:
-            self._work.unlink(missing_ok=True)
+        self._text.__exit__(kind, error, traceback)
+
+
+def shortest(value: float) -> str:
+    """Return a number for a header, as short as it can be read back.
+
+    >>> shortest(1.0), shortest(0.8), shortest(0.12345678)
+    ('1', '0.8', '0.12345678')
+    """
+    return repr(float(value)).removesuffix(".0")

@@ -12,6 +12,9 @@ MODEL = "model"
 AGAINST = "against"
 """Predictors that are models; the others of a split are floors."""
 
+TRAINING_SPLIT = "train"
+"""The split that is not held out."""
+
 OTHER = "other"
 """Name of the residues that are none of the 20 standard ones, taken together, in `by_residue`."""
 

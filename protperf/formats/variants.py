@@ -140,12 +140,13 @@ class VariantTable:
         return self.separator.join((row.text, *cells)) + row.end
 
 
-def read_variants(path: Path | str, *, column: str) -> VariantTable:
+def read_variants(path: Path | str, *, column: str, lone: str = ",") -> VariantTable:
     """Read a table whose header names a column.
 
     Args:
         path: a file, or `-` for stdin.
         column: must be there; tells which of `SEPARATORS` the table uses.
+        lone: separator of what is added to a table of one column, which shows none.
 
     Raises:
         FormatError: the file is damaged or no table.
@@ -156,7 +157,7 @@ def read_variants(path: Path | str, *, column: str) -> VariantTable:
     for separator in SEPARATORS:
         header = _header(text, separator)
         if column in header:
-            return _parse(text, place, separator)
+            return _parse(text, place, separator if len(header) > 1 else lone)
     names = ", ".join(quoted(name) for name in max((_header(text, each) for each in SEPARATORS), key=len))
     raise ValueError(f"{place}: no column {quoted(column)}; there are: {names}; --mutation-column names it")
 

@@ -58,6 +58,7 @@ def _check_contacts(parser: argparse.ArgumentParser, options: argparse.Namespace
 def _add_attention(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "attention",
+        usage="protperf maps attention CHECKPOINT FASTA OUT [options]",
         help="maps of one protein by layer and head",
         description="Attention maps of one protein by layer and head. Rows look at columns; colours tell weights "
         "relative to even attention.",
@@ -104,6 +105,7 @@ def _add_similarity(commands: argparse._SubParsersAction[argparse.ArgumentParser
 def _add_contacts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "contacts",
+        usage="protperf maps contacts CHECKPOINT OUT --structures PATH... [options]",
         help="contacts out of attention maps, against structures",
         description="Contacts out of attention maps by logistic regression: each structure is predicted by a regression "
         "fitted to the others, and one fitted to all is saved. A contact is two C-beta atoms (C-alpha of glycine) under 8 "
@@ -149,7 +151,12 @@ def _add_shared(
 
 def _place(text: str) -> int | None:
     """Read a layer or head; `None` is all."""
-    return None if text == "all" else int(text)
+    if text == "all":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number such as 0 or -1, and not all") from None
 
 
 def _span(text: str) -> range:

@@ -72,8 +72,9 @@ class AttentionMaps:
 def run(options: argparse.Namespace) -> int:
     """Make the maps of one record; return the exit status."""
     check_inputs([options.input])
-    check_outputs([options.out], [options.input], force=options.force)
-    from protperf.checkpoint import load_model
+    from protperf.checkpoint import load_model, model_files
+
+    check_outputs([options.out], [options.input, *model_files(options.checkpoint)], force=options.force)
     from protperf.devices import choose_device
 
     device = choose_device(options.device, precision=options.precision)

@@ -70,8 +70,10 @@ class Case(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Fit a head, or take one, and judge it; return the exit status."""
     outputs = [path for path in (options.out, options.json, options.save_head) if path]
-    check_outputs(outputs, [*options.structures, *filter(None, [options.head])], force=options.force)
-    from protperf.checkpoint import load_model
+    from protperf.checkpoint import load_model, model_files
+
+    read = [*options.structures, *filter(None, [options.head]), *model_files(options.checkpoint)]
+    check_outputs(outputs, read, force=options.force)
     from protperf.devices import choose_device
     from protperf.inference.contacts import check_head
 

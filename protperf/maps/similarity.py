@@ -14,6 +14,7 @@ from protperf.arguments import check_outputs, policy_of
 from protperf.figures import save_figure
 from protperf.formats.commit import commit_bytes
 from protperf.formats.fasta import SequenceReader
+from protperf.formats.skipped import SOME_LEFT_OUT
 from protperf.formats.streams import check_inputs
 from protperf.maps.drawing import NOT_SEEN, as_text, new_panels
 from protperf.vocab import STANDARD_RESIDUES
@@ -32,10 +33,11 @@ def run(options: argparse.Namespace) -> int:
     """Compare a model's similarity of amino acids with BLOSUM62; return the exit status."""
     check_inputs(options.inputs)
     outputs = [options.out, *([options.json] if options.json else [])]
-    check_outputs(outputs, options.inputs, force=options.force)
     from tqdm import tqdm
 
-    from protperf.checkpoint import load_model
+    from protperf.checkpoint import load_model, model_files
+
+    check_outputs(outputs, [*options.inputs, *model_files(options.checkpoint)], force=options.force)
     from protperf.devices import choose_device
     from protperf.inference.similarity import (
         agreement,
@@ -49,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
     trained.model.to(device)
     reader = SequenceReader(options.inputs, policy_of(options, mask_token=True))
     proteins = [record.tokens for record in islice(reader, options.max_proteins)]
+    left_out, residues = reader.skipped.total(), sum(map(len, proteins))
+    reader.taken(len(proteins), residues)
     if not proteins:
         raise ValueError(
             f"no record accepted of {reader.records}; the first: {reader.skipped_examples[0].message}"
@@ -66,7 +70,6 @@ def run(options: argparse.Namespace) -> int:
     pearson = agreement(similarity, blosum)
     chance = chance_of(similarity, blosum, num=RELABELLINGS, generator=np.random.default_rng(0))
     heads = attention.shape[0] * attention.shape[1]
-    residues = sum(len(protein) for protein in proteins)
     for line in reader.summary():
         print(f"protperf maps: {line}", file=sys.stderr)
     found = {
@@ -87,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         f"{options.out}: Pearson {pearson:.3f} with BLOSUM62 over 190 pairs ({len(proteins):,} proteins, {residues:,} residues, "
         f"{heads} heads); {chance:.1%} of {RELABELLINGS:,} random relabellings of the amino acids reach it"
     )
-    return 0
+    return SOME_LEFT_OUT if left_out else 0
 
 
 def read_blosum() -> np.ndarray:

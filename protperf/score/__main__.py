@@ -21,12 +21,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     if options.inputs:
         check_inputs(options.inputs)
-    read = options.inputs or [options.mutations, options.wild_type]
+    from protperf.checkpoint import load_model, model_files
+
     if options.out != STDOUT:
+        read = [*(options.inputs or [options.mutations, options.wild_type]), *model_files(options.checkpoint)]
         also = [skipped_path(options.out)] if options.inputs else []
         check_outputs([Path(options.out), *also], read, force=options.force)
     variants = read_table(options) if options.mutations else None
-    from protperf.checkpoint import load_model
     from protperf.devices import choose_device
 
     device = choose_device(options.device, precision=options.precision)

@@ -67,7 +67,11 @@ def read_table(options: argparse.Namespace) -> Variants:
     Raises:
         ValueError: the table, its columns or the wild type cannot be used; the message names file and row.
     """
-    table = read_variants(options.mutations, column=options.mutation_column)
+    table = read_variants(
+        options.mutations,
+        column=options.mutation_column,
+        lone=SEPARATORS.get(suffix_of(options.mutations.removesuffix(".gz")), ","),
+    )
     if options.out != STDOUT:
         _check_suffix(options.out, table)
     mutants, unread = read_mutants(table, column=options.mutation_column, offset=options.offset)
