@@ -41,8 +41,8 @@ NAME = "generated"
 """What begins the names of proteins without a prompt out of a file."""
 
 TEMPERATURE_HELP = "below 1: likelier residues more often; 0: always the likeliest (%(default)s)"
-TOP_K_HELP = "only the K likeliest tokens; 0: all (%(default)s)"
-TOP_P_HELP = "only the fewest tokens that have probability P together (%(default)s)"
+TOP_K_HELP = "only the K likeliest residues; 0: all (%(default)s)"
+TOP_P_HELP = "only the fewest residues that have the share P of all together (%(default)s)"
 PROMPT_HELP = "how proteins begin: letters, or a file of which each record is a prompt (- is stdin)"
 MAX_LENGTH_HELP = "cut at N residues, the prompt's included (1024)"
 STEPS_HELP = "at most N forward passes a protein, each fills the most certain places (32)"
@@ -58,11 +58,13 @@ class Made(NamedTuple):
         header: without `>`.
         tokens: residues, uint8 `(L,)`.
         drawn: how many of them the model drew.
+        cut: whether it was cut at `--max-length`.
     """
 
     header: str
     tokens: np.ndarray
     drawn: int
+    cut: bool = False
 
 
 class Records:
@@ -146,19 +148,21 @@ def main(argv: list[str] | None = None) -> int:
         made = made or generate_proteins(trained, records, options)
         writer = stack.enter_context(FastaWriter(options.out))
         total = None if records else options.num
-        proteins = drawn = 0
+        proteins = drawn = cut = 0
         for each in tqdm(made, total=total, unit=" proteins", disable=None):
             writer.add(each.header, VOCABULARY.decode(each.tokens))
-            proteins, drawn = proteins + 1, drawn + each.drawn
+            proteins, drawn, cut = proteins + 1, drawn + each.drawn, cut + each.cut
         for line in records.reader.summary() if records else []:
             _say(line)
         if not proteins:
             raise ValueError(f"{inputs[0]}: no record is left to work on; the lines above say why")
     seconds = time.monotonic() - start
-    done = (
-        f"{proteins:,} protein{'s' * (proteins != 1)} {'filled' if options.fill else 'generated'}, "
-        f"{drawn:,} residue{'s' * (drawn != 1)} drawn, {seconds:.1f} seconds, {drawn / seconds:,.0f} residues/s"
-    )
+    done = f"{proteins:,} protein{'s' * (proteins != 1)} {'filled' if options.fill else 'generated'}, "
+    if not options.fill:
+        done += f"{cut:,} of them cut at --max-length {options.max_length}, "
+    done += f"{drawn:,} residue{'s' * (drawn != 1)} drawn, {seconds:.1f} seconds"
+    if seconds >= 1:
+        done += f", {drawn / seconds:,.0f} residues/s"
     if options.out == STDOUT:
         _say(done)
     else:
@@ -170,7 +174,7 @@ def generate_proteins(
     trained: TrainedModel, records: Records | None, options: argparse.Namespace
 ) -> Iterator[Made]:
     """Return new proteins, `options.num` for each prompt, one after another."""
-    from protperf.inference.generation import generate
+    from protperf.inference.generation import ENDED_BY_LENGTH, generate
 
     prompts: Iterable[np.ndarray] = [letters_of(options)] if records is None else records
     made = generate(
@@ -190,7 +194,8 @@ def generate_proteins(
             name = NAME if records is None else _name(records.waiting[each.prompt], options)
             facts = {"prompt": each.shown} if each.shown else {}
             header = header_of(name, each, facts | {"ended": each.ended}, trained, options)
-            yield Made(header, each.tokens, len(each.tokens) - each.shown)
+            drawn, cut = len(each.tokens) - each.shown, each.ended == ENDED_BY_LENGTH
+            yield Made(header, each.tokens, drawn, cut)
             if records and each.sample == options.num - 1:
                 del records.waiting[each.prompt]
 
@@ -319,7 +324,7 @@ def _name(record: Record, options: argparse.Namespace) -> str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
     parser = _make_parser()
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     check_model_arguments(parser, options)
     for name in _ONLY_GENERATED if options.fill else _ONLY_FILLED:
         if getattr(options, name) is not None:

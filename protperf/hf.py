@@ -207,7 +207,7 @@ class ProtperfModel(ProtperfPreTrainedModel):
 
         Args:
             input_ids: one protein a row, as the tokenizer gives it, `(B, L)`.
-            attention_mask: 1 where a token is, 0 where padding is, `(B, L)`; `<pad>` is padding in any case.
+            attention_mask: 1 where a token is, 0 where padding is, `(B, L)`; without it, `<pad>` is padding.
             output_hidden_states: also give what enters the first block and what leaves each.
             return_dict: false: a tuple.
         """
@@ -355,26 +355,26 @@ def documents_of_mask(tokens: Tensor, attention_mask: Tensor | None) -> Tensor |
 
     Args:
         tokens: ids, `(B, L)`.
-        attention_mask: 1 (true) where a token is, `(B, L)`.
+        attention_mask: 1 (true) where a token is, `(B, L)`; it alone decides, so that a `<pad>` which a collator put in a
+            residue's place is a token like others. Without it, `<pad>` is padding.
 
     Raises:
         ValueError: padding inside of a protein, or a mask of another shape.
     """
-    real = tokens != VOCABULARY.pad
-    if attention_mask is not None:
+    if attention_mask is None:
+        real, hides = tokens != VOCABULARY.pad, "<pad> in input_ids stands"
+    else:
         if attention_mask.shape != tokens.shape:
             raise ValueError(
                 f"attention_mask is {tuple(attention_mask.shape)}, input_ids are {tuple(tokens.shape)}; give one value a token"
             )
-        real = real & attention_mask.bool()
+        real, hides = attention_mask.bool(), "attention_mask hides tokens"
     if real.all():
         return None
     begins = (real[:, 1:] & ~real[:, :-1]).sum(1) + real[:, 0]
     if (begins > 1).any():
         row = int((begins > 1).nonzero()[0])
-        raise ValueError(
-            f"attention_mask hides tokens inside of row {row}; padding may stand before and behind a protein alone"
-        )
+        raise ValueError(f"{hides} inside of row {row}; padding may stand before and behind a protein alone")
     return torch.where(real, 0, PADDING_DOCUMENT).int()
 
 

@@ -177,7 +177,7 @@ class LanguageModel:
             prompt: residues that each begins with.
             temperature: below 1 draws the likelier residues more often; 0 always takes the likeliest.
             top_k: only so many of the likeliest residues; 0: all.
-            top_p: only the fewest of the likeliest residues that have this probability together.
+            top_p: only the fewest of the likeliest residues that have this share of all residues' probability.
             min_length: residues, the prompt's included, before which none ends.
             max_length: residues, the prompt's included, at which one is cut.
             seed: of the draws.

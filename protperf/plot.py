@@ -125,12 +125,19 @@ def plot_map(options: argparse.Namespace) -> Figure:
     """Read an embedding file and draw its map."""
     from tqdm import tqdm
 
-    from protperf.formats.embeddings import EmbeddingFile
+    from protperf.formats.embedding_merge import open_embeddings
+    from protperf.formats.embeddings import VECTORS
 
+    if options.embeddings.is_dir():
+        raise ValueError(f"{options.embeddings}: is a folder; a map is of one .h5, .npz or .parquet file")
     vectors, headers, lengths = [], [], []
-    with EmbeddingFile(options.embeddings) as file:
+    with open_embeddings(options.embeddings) as file:
+        if file.info.kind not in (*VECTORS, "per_tok"):
+            raise ValueError(
+                f"{options.embeddings}: holds {file.info.kind}; a map is of {', '.join(VECTORS)} or per_tok"
+            )
         for each in tqdm(file, desc="reading", unit="protein", disable=None, leave=False, total=len(file)):
-            vectors.append(each.array if file.info.kind == "mean" else each.array.mean(0, dtype=np.float64))
+            vectors.append(each.array if file.info.kind in VECTORS else each.array.mean(0, dtype=np.float64))
             headers.append(each.header)
             lengths.append(each.num_residues)
     try:
@@ -144,7 +151,8 @@ def plot_map(options: argparse.Namespace) -> Figure:
         raise ValueError(
             f"{options.embeddings}: no header names an organism (INS_HUMAN, OS=...); use --colour length"
         )
-    title = f"{len(vectors):,} proteins, mean embeddings of {file.info.checkpoint}"
+    pooled = file.info.kind if file.info.kind in VECTORS else "mean"
+    title = f"{len(vectors):,} proteins, {pooled} embeddings of {file.info.checkpoint}"
     return draw_map(protein_map, np.array(lengths), groups, title=title)
 
 
@@ -279,9 +287,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="a horizontal line, such as unigram=17.95; may be given several times",
     )
     protein_map = figures.add_parser(
-        "map", help="proteins by the first two principal components of their mean embeddings"
+        "map", help="proteins by the first two principal components of their embeddings"
     )
-    protein_map.add_argument("embeddings", type=Path, help="what `protperf embed` wrote, either kind")
+    protein_map.add_argument(
+        "embeddings", type=Path, help="what `protperf embed` wrote: .h5, .npz or .parquet, vectors or per_tok"
+    )
     protein_map.add_argument(
         "--colour",
         "--color",

@@ -192,6 +192,7 @@ def test_each_kind_of_model_names_what_it_can_do(tmp_path: Path, causal: str, ma
         with pytest.raises(ValueError, match=named) as caught:
             main(argv)
         assert "\n" not in str(caught.value)
+        assert "(`" not in str(caught.value)
 
 
 def test_no_memory_is_one_line(causal: str, monkeypatch: pytest.MonkeyPatch):
@@ -287,14 +288,29 @@ def test_defaults():
     assert (parse(["m.ckpt", "--fill", "-"]).num, parse(["m.ckpt", "--fill", "-"]).steps) == (1, 32)
 
 
-def test_the_page_on_generating_is_true(causal: str, masked: str, capsys: pytest.CaptureFixture[str]):
+def test_the_page_on_generating_is_true(
+    tmp_path: Path,
+    causal: str,
+    masked: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
     """Its commands have options that exist, its Python runs, its headers have the keys that are written."""
     page = (REPOSITORY / "docs" / "generating.md").read_text()
-    shell, python = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL)[1] for kind in ("bash", "python"))
-    commands = [shlex.split(line, comments=True) for line in shell.splitlines()]
+    page = page.replace("runs/causal", causal).replace("runs/demo", masked)
+    shell, python = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("bash", "python"))
+    files, lines = shell
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["bash", "-euc", files], check=True)
+    commands = [shlex.split(line, comments=True) for line in lines.splitlines()]
     assert [parse(words[2:]).num for words in commands] == [100, 5, 3, 5]
-    exec(python.replace("runs/causal", causal).replace("300", "20"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 10
+    for words in commands[1:]:
+        assert main([*words[2:], *([] if "--fill" in words else ["--max-length", "20"])]) == 0
+    assert sorted(os.listdir()) == ["holes.fasta", "more.fasta", "starts.fasta", "whole.fasta"]
+    capsys.readouterr()
+    for block in python:
+        exec(block.replace("300", "20"), {})
+        assert len(capsys.readouterr().out.splitlines()) == 11
     headers = [facts_of(line.strip()) for line in re.findall(r"^    >.*$", page, re.MULTILINE)]
     assert list(headers[0]) == [
         "name",
@@ -336,6 +352,26 @@ socket.socket.connect = socket.getaddrinfo = refuse
     assert header.startswith(">a_1 length=4 ")
     assert re.fullmatch("MK[A-Y]V", residues)
     assert b"1 protein filled, 1 residue drawn" in done.stderr
+
+
+def test_the_output_may_stand_behind_options(tmp_path: Path, causal: str, masked: str):
+    """As in README: `printf ... | protperf generate RUN --fill - filled.fasta`."""
+    filled = tmp_path / "filled.fasta"
+    done = run("", masked, "--fill", "-", str(filled), input=b">a\nMK<mask>V\n")
+    assert done.returncode == 0, done.stderr.decode()
+    assert filled.read_text().startswith(">a_1 length=4 ")
+    assert main([causal, "--num", "2", str(tmp_path / "new.fasta"), "--max-length", "5"]) == 0
+    assert len(read_fasta(tmp_path / "new.fasta")) == 2
+
+
+def test_the_summary_says_how_many_were_cut_and_no_rate_of_a_moment(
+    causal: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([causal, "--num", "8", "--max-length", "6", "--top-p", "0.9"]) == 0
+    output, log = capsys.readouterr()
+    cut = output.count("ended=max_length")
+    assert f"8 proteins generated, {cut} of them cut at --max-length 6, " in log
+    assert float(re.search(r"([\d.]+) seconds", log)[1]) >= 1 or "residues/s" not in log
 
 
 def test_help_does_not_import_torch():

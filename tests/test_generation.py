@@ -53,9 +53,13 @@ def test_more_samples_begin_with_the_fewer(model: ProteinModel):
     assert few == [each for each in many if each[1] < 2]
 
 
-def test_errors_of_a_batch_never_decide(model: ProteinModel, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("asked", [{}, {"top_p": 0.9}, {"top_k": 8, "temperature": 0.7}], ids=str)
+def test_errors_of_a_batch_never_decide(
+    model: ProteinModel, asked: dict[str, float], monkeypatch: pytest.MonkeyPatch
+):
     """Probabilities of steps in a batch are disturbed, a thousand times as much as rounding does."""
-    alone = plain(list(generate(model, 12, batch=1, max_length=40)))
+    how = Sampling(**asked)
+    alone = plain(list(generate(model, 12, batch=1, max_length=40, sampling=how)))
     step, generator = generation._Reader.step, np.random.default_rng(0)
 
     def disturbed(self, tokens, state):
@@ -63,10 +67,10 @@ def test_errors_of_a_batch_never_decide(model: ProteinModel, monkeypatch: pytest
         return log_p + generator.uniform(-5e-3, 5e-3, log_p.shape), after
 
     monkeypatch.setattr(generation._Reader, "step", disturbed)
-    assert plain(list(generate(model, 12, batch=12, max_length=40))) != alone
+    assert plain(list(generate(model, 12, batch=12, max_length=40, sampling=how))) != alone
     for name in ("ROUNDING", "ROUNDING_OF_MEANS"):
         monkeypatch.setattr(sampling, name, 1.1e-2)
-    assert plain(list(generate(model, 12, batch=12, max_length=40))) == alone
+    assert plain(list(generate(model, 12, batch=12, max_length=40, sampling=how))) == alone
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.5, "top_p": 0.9}], ids=str)
@@ -108,6 +112,19 @@ def test_lengths_keep_their_bounds(model: ProteinModel):
     assert all(8 <= len(each.tokens) <= 20 for each in made)
     assert {each.ended for each in made if len(each.tokens) < 20} == {"eos"}
     assert "max_length" in {each.ended for each in made}
+
+
+@pytest.mark.parametrize("asked", [{"top_p": 0.5}, {"top_k": 1}], ids=str)
+def test_a_cut_of_residues_leaves_proteins_their_end(model: ProteinModel, asked: dict[str, float]):
+    """The second token is `<eos>` as often as the model says after the first residue, which is the likeliest one with top-k 1."""
+    prompt = VOCABULARY.encode("M")
+    made = list(generate(model, 600, prompts=[prompt], sampling=Sampling(**asked), max_length=2, batch=200))
+    log_p = log_p_after(model, prompt)[-1]
+    allowed = [*range(VOCABULARY.num_standard), VOCABULARY.eos]
+    end = np.exp(log_p[VOCABULARY.eos]) / np.exp(log_p[allowed]).sum()
+    ended = np.mean([each.ended == "eos" for each in made])
+    assert abs(ended - end) < 4.5 * np.sqrt(end * (1 - end) / 600)
+    assert 0.001 < end < 0.5
 
 
 def test_standard_residues_alone_unless_others_are_allowed(model: ProteinModel):

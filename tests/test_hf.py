@@ -271,6 +271,37 @@ def test_masks_that_mean_nothing_here_are_refused(masked: Path, mask: list[list[
         AutoModel.from_pretrained(masked)(torch.tensor([[27, 1, 2, 28]]), attention_mask=torch.tensor(mask))
 
 
+def test_padding_inside_of_a_protein_is_refused_without_a_mask(masked: Path):
+    with pytest.raises(ValueError, match="<pad> in input_ids stands inside of row 0"):
+        AutoModel.from_pretrained(masked)(torch.tensor([[27, 1, VOCABULARY.pad, 2, 28]]))
+
+
+def test_a_mask_alone_decides_what_is_padding(folder: Path):
+    """A collator may draw `<pad>` as the random token of a place: it is seen as any token is, there and at the end."""
+    model = AutoModel.from_pretrained(folder)
+    tokens = torch.tensor([[VOCABULARY.bos, 3, VOCABULARY.pad, 5, VOCABULARY.eos, VOCABULARY.pad]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
+    with torch.no_grad():
+        seen = model(tokens, attention_mask=mask).last_hidden_state[:, :5]
+        expected = load_model(folder).model(tokens[:, :5])
+        everywhere = model(tokens, attention_mask=torch.ones_like(mask)).last_hidden_state
+        whole = load_model(folder).model(tokens)
+    torch.testing.assert_close(seen, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(everywhere, whole, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_collator_that_draws_any_token_is_no_error(masked: Path):
+    """Transformers' default puts a random id in a tenth of the places asked, `<pad>` now and then."""
+    tokenizer, model = AutoTokenizer.from_pretrained(masked), AutoModelForMaskedLM.from_pretrained(masked)
+    collate = DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=0.5, mask_replace_prob=0.0, random_replace_prob=1.0
+    )
+    torch.manual_seed(0)
+    batch = collate([tokenizer("MKVLAAGIVTS") for _ in range(40)])
+    assert (batch["input_ids"][:, 1:-1] == VOCABULARY.pad).any()
+    assert torch.isfinite(model(**batch).loss)
+
+
 def test_without_transformers_one_line_says_what_to_install():
     code = "import sys; sys.modules['transformers'] = None; import protperf.hf"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))

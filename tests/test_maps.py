@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -410,11 +413,81 @@ def test_contacts_are_judged_on_structures_that_were_not_fitted_to(
         main([*again[:2], str(tmp_path / "e.png"), "--save-head", str(tmp_path / "e.json"), *again[3:]])
 
 
-def test_commands_of_the_documentation_are_understood():
+def test_a_head_that_is_there_is_not_replaced_unasked(tmp_path: Path, checkpoint: str):
+    (tmp_path / "contact_head.json").write_text("mine")
+    argv = ["contacts", checkpoint, str(tmp_path / "c.png"), "--structures", str(tmp_path)]
+    with pytest.raises(ValueError, match=r"contact_head\.json: exists already; .* by --save-head") as caught:
+        main(argv)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "contact_head.json").read_text() == "mine"
+
+
+def test_files_passed_over_in_a_folder_are_said(
+    tmp_path: Path, checkpoint: str, capsys: pytest.CaptureFixture
+):
+    for name in ("a.pdb", "NOTES.txt", "b.PDB", "c.cif.bz2", "d.tsv"):
+        (tmp_path / name).write_text("nothing\n")
+    with pytest.raises(ValueError, match="no structure of 1 can be used"):
+        main(["contacts", checkpoint, str(tmp_path / "c.png"), "--structures", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert (
+        f"{tmp_path}: 4 passed over (NOTES.txt, b.PDB, c.cif.bz2, ...): no name of a structure, .pdb" in said
+    )
+
+
+def test_a_record_is_found_by_its_accession_too(
+    tmp_path: Path, checkpoint: str, capsys: pytest.CaptureFixture
+):
+    names = ["sp|P1|A_B", "P2 no accession", "sp|P2|C_D", "sp|P3|E_F"]
+    fasta = write_fasta(tmp_path / "a.fasta", [(name, "MKV") for name in names])
+    for wanted, found in (("P3", "sp|P3|E_F"), ("P2", "P2"), ("sp|P1|A_B", "sp|P1|A_B")):
+        out = str(tmp_path / "m.npz")
+        assert main(["attention", checkpoint, fasta, out, "--record", wanted, "--force"]) == 0
+        assert f"protperf maps: {found}, layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("attention", "Exit status: 0 all done, 1 failure, 2 wrong usage."),
+        ("similarity", "Exit status: 0 all done, 3 some records left out, 1 failure, 2 wrong usage."),
+        ("contacts", "Exit status: 0 all done, 3 some structures left out, 1 failure, 2 wrong usage."),
+    ],
+)
+def test_help_tells_the_exit_status(name: str, expected: str, capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert expected in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_page_on_maps_is_true(
+    tmp_path: Path,
+    shared_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """Its commands and its Python run one after the other."""
     text = (REPOSITORY / "docs" / "maps.md").read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    lines = [shlex.split(line) for block in blocks for line in block.splitlines()]
-    assert len(lines) == 6
+    monkeypatch.chdir(tmp_path)
+    checkpoint = Path("runs", "demo", "checkpoints", "best.ckpt")
+    checkpoint.parent.mkdir(parents=True)
+    make_checkpoint(checkpoint)
+    Path("structures").mkdir()
+    for name in ("1ubi.pdb.gz", "1ejg.pdb.gz", "1a8o.cif.gz"):
+        Path("structures", name).symlink_to(shared_dir / "data" / "structures" / name)
+    subprocess.run(["bash", "-euc", blocks[0]], check=True)
+    lines = [shlex.split(line) for block in blocks[1:] for line in block.splitlines()]
+    assert len(lines) == 7
     for command, name, *argv in lines:
-        assert (command, name) == ("protperf", "maps")
-        assert parse(argv).map == argv[0]
+        assert command == "protperf"
+        assert import_module(f"protperf.{name}.__main__").main(argv) == 0
+    written = {"maps.png", "maps.svg", "maps.npz", "rows.png", "similarity.png", "similarity.json"}
+    written |= {"contacts.png", "contact_head.json", "two.h5"}
+    assert set(os.listdir()) == {"runs", "structures", "two.fasta"} | written
+    capsys.readouterr()
+    for block, shape in zip(
+        re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL), ("(20, 20)", "(2, 22, 22)"), strict=True
+    ):
+        exec(block, {})
+        assert shape in capsys.readouterr().out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -40,9 +42,27 @@ def test_the_blocks_run_one_after_the_other(workplace: Path, monkeypatch: pytest
         program, command, *arguments = shlex.split(block)
         assert program == "protperf"
         assert import_module(f"protperf.{command}").main(arguments) == 0
-    assert sorted(os.listdir()) == ["runs", "scores.json", "scores.png", "shards", "shared", "tuned"]
-    card = Path("shared", "model_card.md").read_text()
+    assert sorted(os.listdir()) == ["my_model", "runs", "scores.json", "scores.png", "shards", "tuned"]
+    card = Path("my_model", "model_card.md").read_text()
     assert "# My first model\n" in card
     assert "| valid | unigram |" in card
-    before, after = (load_model(name).model.embedding.weight for name in ("shared", "tuned"))
+    before, after = (load_model(name).model.embedding.weight for name in ("my_model", "tuned"))
     assert not before.equal(after)
+
+
+def test_transformers_alone_says_what_the_page_quotes(workplace: Path):
+    pytest.importorskip("transformers")
+    quoted = re.search(r"(?<=\n\n)```\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)[1].splitlines()
+    code = """
+import sys
+from transformers import AutoModel, AutoTokenizer
+for opener in AutoModel, AutoTokenizer:
+    try:
+        opener.from_pretrained(sys.argv[1])
+    except ValueError as error:
+        print(error)
+"""
+    folder = workplace / "runs" / "demo" / "model"
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
+    assert all(line in done.stdout for line in quoted), done.stdout + done.stderr
+    assert len(quoted) == 2

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from protperf.formats import FormatError
-from protperf.formats.embedding_h5 import H5Writer
+from protperf.formats.embedding_merge import WRITERS
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
 from protperf.formats.metrics_file import append_metrics
 from protperf.plot import main, organism_of, project
@@ -35,14 +35,15 @@ def make_run(path: Path) -> Path:
 def make_embeddings(path: Path, count: int = 60, *, kind: str = "mean", organisms: bool = True) -> Path:
     generator = np.random.default_rng(0)
     info = EmbeddingInfo(kind, 8, "best.ckpt", "0" * 64, "masked")
-    with H5Writer(path, info) as writer:
+    with WRITERS[path.suffix[1:]](path, info) as writer:
         for number in range(count):
             length = int(generator.integers(5, 50))
             rows = generator.standard_normal((length, 8)).astype(np.float32) + number % 3
+            arrays = {"per_tok": rows, "contacts": np.zeros((length, length), np.float32)}
             name = (
                 f"sp|P{number:05d}|X{number}_{('HUMAN', 'ECOLI', 'YEAST')[number % 3]}" if organisms else "q"
             )
-            writer.add(number, Embedding(name, name, length, rows.mean(0) if kind == "mean" else rows))
+            writer.add(number, Embedding(name, name, length, arrays.get(kind, rows.mean(0))))
     return path
 
 
@@ -97,6 +98,17 @@ def test_map_of_rows_is_the_map_of_their_means(tmp_path: Path):
         embeddings = make_embeddings(tmp_path / f"{kind}.h5", kind=kind, organisms=False)
         assert main(["map", str(embeddings), str(tmp_path / f"{kind}.png")]) == 0
     assert changed_share(tmp_path / "mean.png", tmp_path / "per_tok.png") < 1e-3
+
+
+def test_map_is_the_same_of_every_format(tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    for name in ("h5", "npz", "parquet"):
+        embeddings = make_embeddings(tmp_path / f"e.{name}")
+        assert main(["map", str(embeddings), str(tmp_path / f"{name}.png")]) == 0
+        assert changed_share(tmp_path / "h5.png", tmp_path / f"{name}.png") == 0
+    assert (
+        main(["map", str(make_embeddings(tmp_path / "max.h5", kind="max")), str(tmp_path / "max.png")]) == 0
+    )
 
 
 def test_figures_are_written_as_their_name_says(tmp_path: Path):
@@ -162,6 +174,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path):
     bad.write_text("no json")
     append_metrics(empty, [(1, {"train/loss": 2.0})])
     plain = make_embeddings(tmp_path / "in" / "plain.h5", organisms=False)
+    contacts = make_embeddings(tmp_path / "in" / "contacts.h5", kind="contacts")
     few = make_embeddings(tmp_path / "in" / "few.h5", count=2)
     for argv, message in (
         (["curve", str(tmp_path / "no"), figure], "no: no such file"),
@@ -170,6 +183,8 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path):
         (["curve", str(run), figure, "--scores", str(bad)], r"bad\.json: not what"),
         (["curve", str(run), figure, "--scores", str(out / "no.json")], r"no\.json: cannot be read"),
         (["map", str(tmp_path / "no.h5"), figure], r"no\.h5: no such file"),
+        (["map", str(run), figure], r"run: is a folder; a map is of one \.h5"),
+        (["map", str(contacts), figure], r"contacts\.h5: holds contacts; a map is of mean"),
         (["map", str(few), figure], r"few\.h5: holds 2 proteins"),
         (["map", str(plain), figure, "--colour", "organism"], "no header names an organism"),
         (["curve", str(run), str(out / "no" / "a.png")], "no such folder"),

@@ -60,6 +60,49 @@ def test_only_allowed_tokens_are_drawn_and_share_what_the_others_had():
     assert abs((tokens == VOCABULARY.id_of("X")).mean() - 0.2) < 4 * np.sqrt(0.16 / DRAWS)
 
 
+ENDING = log_p_of({"A": 0.4, "C": 0.3, "D": 0.15, "E": 0.05, "<eos>": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("asked", "residues", "end"),
+    [
+        ({}, [0.4, 0.3, 0.15, 0.05], 0.1),
+        ({"top_k": 1}, [0.9, 0, 0, 0], 0.1),
+        ({"top_k": 2}, [0.9 * 4 / 7, 0.9 * 3 / 7, 0, 0], 0.1),
+        ({"top_p": 0.5}, [0.9 * 4 / 7, 0.9 * 3 / 7, 0, 0], 0.1),  # 4/9 of the residues is not enough
+        ({"top_k": 3, "top_p": 0.8}, [0.9 * 4 / 7, 0.9 * 3 / 7, 0, 0], 0.1),  # 14/17 of the three is
+        ({"temperature": 0.5}, [160 / 285, 90 / 285, 22.5 / 285, 2.5 / 285], 10 / 285),  # squares
+        ({"temperature": 0.5, "top_k": 1}, [275 / 285, 0, 0, 0], 10 / 285),
+        ({"temperature": 0.5, "top_p": 0.6}, [275 / 285 * 16 / 25, 275 / 285 * 9 / 25, 0, 0], 10 / 285),
+    ],
+    ids=str,
+)
+def test_top_k_and_top_p_choose_among_residues_and_proteins_end_as_often(
+    asked: dict[str, float], residues: list[float], end: float
+):
+    """A chi-square test against shares worked out by hand; 23.5 is passed once in 10,000 times with 4 degrees of freedom."""
+    how = Sampling(**asked)
+    allowed = STANDARD | (np.arange(SIZE) == VOCABULARY.eos)
+    noise = gumbel(how.stream(0, 0), DRAWS)
+    tokens, _ = choose(np.repeat(ENDING, DRAWS, 0), np.repeat(allowed, DRAWS, 0), noise, how)
+    found = np.bincount(tokens, minlength=SIZE)[[0, 1, 2, 3, VOCABULARY.eos]]
+    expected = DRAWS * np.array([*residues, end])
+    assert found.sum() == DRAWS
+    assert (found[expected == 0] == 0).all()
+    kept = expected > 0
+    assert ((found - expected)[kept] ** 2 / expected[kept]).sum() < 23.5, found / DRAWS
+
+
+def test_an_end_that_is_likelier_than_all_residues_is_taken_at_temperature_zero():
+    log_p = log_p_of({"A": 0.3, "C": 0.2, "<eos>": 0.5})
+    allowed = STANDARD | (np.arange(SIZE) == VOCABULARY.eos)
+    noise = gumbel(Sampling().stream(0, 0), 1)
+    for temperature in (0.0, 1e-4):
+        how = Sampling(temperature=temperature, top_k=2, top_p=0.9)
+        assert choose(log_p, allowed, noise, how).tokens[0] == VOCABULARY.eos
+        assert choose(log_p, STANDARD, noise, how).tokens[0] == VOCABULARY.id_of("A")
+
+
 def test_residues_that_may_be_drawn():
     assert VOCABULARY.decode(np.flatnonzero(Sampling().residues)) == "ACDEFGHIKLMNPQRSTVWY"
     assert (
@@ -70,17 +113,22 @@ def test_residues_that_may_be_drawn():
 @pytest.mark.parametrize(
     "asked", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.3, "top_k": 9, "top_p": 0.9}], ids=str
 )
-def test_a_sure_draw_withstands_rounding(asked: dict[str, float], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("may_end", [False, True])
+def test_a_sure_draw_withstands_rounding(
+    asked: dict[str, float], may_end: bool, monkeypatch: pytest.MonkeyPatch
+):
     """With errors much larger than real ones, so that a few thousand draws meet some that matter."""
     monkeypatch.setattr(sampling, "ROUNDING", 0.01)
     generator, how = np.random.default_rng(0), Sampling(**asked)
     log_p = np.log(generator.dirichlet(np.full(SIZE, 0.5), 4000))
     allowed = np.repeat(STANDARD, 4000, 0)
+    allowed[:, VOCABULARY.eos] = may_end
     noise = gumbel(how.stream(0, 0), 4000)
     tokens, sure = choose(log_p, allowed, noise, how)
-    moved, _ = choose(log_p + generator.uniform(-0.005, 0.005, log_p.shape), allowed, noise, how)
-    assert (tokens == moved)[sure].all()
-    assert (tokens != moved).any()
+    for errors in generator.uniform(-0.005, 0.005, (5, *log_p.shape)):
+        moved, _ = choose(log_p + errors, allowed, noise, how)
+        assert (tokens == moved)[sure].all()
+        assert (tokens != moved).any()
     assert sure.mean() > 0.2
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import REPOSITORY
-from prepared import random_records, write_fasta
 from test_score import save
 from test_scoring import make_model
 
@@ -27,36 +27,35 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the document names."""
+    """A folder with the runs that the document names."""
     monkeypatch.chdir(tmp_path)
-    for kind in ("masked", "causal"):
-        checkpoint = tmp_path / "runs" / kind / "checkpoints" / "best.ckpt"
+    for name, kind in (("demo", "masked"), ("causal", "causal")):
+        checkpoint = tmp_path / "runs" / name / "checkpoints" / "best.ckpt"
         checkpoint.parent.mkdir(parents=True)
         save(make_model(kind), checkpoint)
-    write_fasta(tmp_path / "proteins.fasta", random_records([30, 8]))
-    (tmp_path / "wild_type.fasta").write_text(">w\nHPETLV\n")
-    (tmp_path / "numbered.tsv").write_text("mutant\tx\nH24Y\t1\nE26A:L28C\t2\n")
-    (tmp_path / "assay.csv").write_text(
-        "mutant,mutated_sequence,DMS_score\nH1Y,YPETLV,0.5\nP2A,HAETLV,1\nE3C,HPCTLV,-1\n"
-    )
     return tmp_path
 
 
 def test_commands_run_as_written(folder: Path):
+    files, commands = blocks("bash")
+    subprocess.run(["bash", "-euc", files], check=True)
     before = set(folder.iterdir())
-    for line in "".join(blocks("bash")).splitlines():
+    for line in commands.splitlines():
         program, command, *argv = shlex.split(line)
         assert (program, command) == ("protperf", "score")
         assert main(argv) == 0
     written = {path.name for path in set(folder.iterdir()) - before}
-    assert written == {"likelihoods.csv", "likelihoods.tsv", "effects.csv", "more.csv", "shifted.tsv"}
+    assert written == {"likelihoods.csv", "likelihoods.tsv", "assayed.csv", "both.csv", "shifted.tsv"}
 
 
-def test_python_runs_as_written(folder: Path):
-    names: dict[str, object] = {}
-    exec("".join(blocks("python")), names)
-    assert np.isfinite(names["perplexities"]).all()
-    assert np.shape(names["effects"]) == (2,)
+def test_python_runs_as_written(folder: Path, capsys: pytest.CaptureFixture[str]):
+    high, low = blocks("python")
+    exec(high, {})
+    *scores, effects = capsys.readouterr().out.splitlines()
+    assert [score.partition(" ")[2] for score in scores] == ["(10,)", "(14,)"]
+    assert np.isfinite(np.array(effects.strip("[]").split(), float)).sum() == 2
+    exec(low, {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_costs_are_those_of_the_assay(shared_dir: Path):

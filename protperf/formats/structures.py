@@ -90,6 +90,11 @@ def find_structures(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def passed_over(folder: Path) -> list[str]:
+    """Return the names in a folder that `find_structures` does not take, by name."""
+    return sorted(each.name for each in folder.iterdir() if _stem(each) == each.name)
+
+
 def read_structure(path: Path) -> ChainStructure:
     """Read a chain of a structure file: `FILE:CHAIN`, or the first chain of a protein in `FILE`.
 

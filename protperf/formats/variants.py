@@ -252,7 +252,7 @@ def check_wild_type(
             check_mutant(mutant or (), wild_type, offset=offset)
         except ValueError as error:
             fitting = fitting_offset(list(filter(None, mutants)), wild_type, offset=offset)
-            remedy = "give its own wild type, or --offset"
+            remedy = "give the wild type of this table by --wild-type, or shift its numbers by --offset"
             if fitting is not None:
                 remedy = f"all rows fit with --offset {fitting}"
             raise ValueError(f"{table.place}:{row.line}: {error}; {remedy}") from None

@@ -106,7 +106,7 @@ def fill(
     if model.causal:
         raise ValueError(
             "this model was trained to predict the next residue and does not see what stands after a masked place; "
-            "`protperf generate --prompt` (`generate`) goes on from a beginning with it"
+            "`protperf generate --prompt` goes on from a beginning with it"
         )
     for name, value in (("num", num), ("steps", steps)):
         if value < 1:

@@ -93,7 +93,7 @@ def generate(
         model: causal, in evaluation mode, on the device to compute on.
         num: sequences a prompt.
         prompts: residue tokens that sequences begin with, uint8 `(L,)` each; read one after another as they are needed.
-        sampling: how tokens are drawn; drawn are residues and `<eos>` alone.
+        sampling: how tokens are drawn; drawn are residues and `<eos>` alone, and top-k and top-p choose among the residues.
         min_length: `<eos>` is not drawn before so many residues, the prompt's included; at least 1.
         max_length: a sequence is cut at so many residues, the prompt's included.
         batch: sequences that grow at once.
@@ -106,7 +106,7 @@ def generate(
     if not model.causal:
         raise ValueError(
             "this model was trained to fill masked places, which is no order to generate in; "
-            "`protperf generate --fill FASTA` (`fill`) fills the <mask> places of proteins with it"
+            "`protperf generate --fill FASTA` fills the <mask> places of proteins with it"
         )
     for name, value in (("num", num), ("min_length", min_length), ("batch", batch)):
         if value < 1:

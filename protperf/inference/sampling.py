@@ -38,9 +38,10 @@ class Sampling:
     Attributes:
         temperature: divides the logarithms of probabilities: 1 draws from the model as it is, less draws the likelier
             tokens more often, 0 always takes the likeliest.
-        top_k: only so many of the likeliest tokens; 0: all.
-        top_p: only the fewest of the likeliest tokens that have this probability together, after `temperature` and
-            `top_k`; 1: all.
+        top_k: only so many of the likeliest residues; 0: all.
+        top_p: only the fewest of the likeliest residues that have this share of all residues together, after
+            `temperature` and `top_k`; 1: all. Neither moves the probability that a protein ends: `<eos>` is rare at every
+            single residue, so a cut that counted it would leave it out everywhere.
         nonstandard: whether B, O, U, X, Z and J may be drawn, besides the 20 standard amino acids.
         seed: of the streams of random numbers.
 
@@ -59,7 +60,7 @@ class Sampling:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature is {self.temperature}; allowed: 0 or more")
         if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; allowed: 0 (all tokens) or more")
+            raise ValueError(f"top_k is {self.top_k}; allowed: 0 (all residues) or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; allowed: above 0 to 1")
         if not 0 <= self.seed <= MAX_SEED:
@@ -104,32 +105,55 @@ def gumbel(stream: np.random.Generator, draws: int) -> np.ndarray:
 def choose(log_p: np.ndarray, allowed: np.ndarray, noise: np.ndarray, sampling: Sampling) -> Choice:
     """Draw a token a row: the one whose log p + temperature * noise is largest (the Gumbel-max trick).
 
+    The residues that top-k and top-p leave out give their probability to the other residues; `<eos>` keeps its own, that of
+    the allowed tokens at this temperature.
+
     Args:
         log_p: logarithms of the model's probabilities, float64 `(N, V)`.
-        allowed: which tokens may be drawn, bool `(N, V)`, one or more a row.
+        allowed: which tokens may be drawn, bool `(N, V)`: one residue or more a row, and `<eos>`.
         noise: from `gumbel`, `(N, V)`.
         sampling: how.
     """
-    order = np.argsort(np.where(allowed, -log_p, np.inf), axis=1, kind="stable")
-    ranked, candidates = (np.take_along_axis(x, order, 1) for x in (log_p, allowed))
-    kept, sure = _keep(ranked, candidates, sampling)
-    scores = ranked + sampling.temperature * np.take_along_axis(noise, order, 1)
-    scores = np.where(kept, scores, -np.inf)
-    first, second = (np.take_along_axis(scores, np.argsort(-scores, axis=1)[:, n : n + 1], 1) for n in (0, 1))
-    best = scores.argmax(1)[:, None]
-    tokens = np.take_along_axis(order, best, 1)[:, 0]
-    return Choice(tokens, sure & (first - second >= ROUNDING)[:, 0])
+    may_end, residues = allowed[:, VOCABULARY.eos], allowed.copy()
+    residues[:, VOCABULARY.eos] = False
+    order = np.argsort(np.where(residues, -log_p, np.inf), axis=1, kind="stable")
+    ranked, candidates = (np.take_along_axis(x, order, 1) for x in (log_p, residues))
+    cut = _cut(ranked, candidates, sampling)
+    kept = np.empty_like(allowed)
+    np.put_along_axis(kept, order, cut.kept, 1)
+    kept[:, VOCABULARY.eos] = may_end
+    scores = np.where(kept, log_p + sampling.temperature * noise, -np.inf)
+    scores[:, VOCABULARY.eos] += sampling.temperature * np.log(cut.share)
+    second, first = np.sort(scores, axis=1)[:, -2:].T
+    # The share of what is kept moves with all residues, by at most twice as much as one of them times what is left out.
+    margin = ROUNDING * np.where(may_end, 2 - cut.share, 1)
+    return Choice(scores.argmax(1), cut.sure & (first - second >= margin))
 
 
-def _keep(ranked: np.ndarray, candidates: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of the ranked candidates top-k and top-p leave, bool `(N, V)`, and whether that is sure, `(N,)`."""
+class _Cut(NamedTuple):
+    """What top-k and top-p leave of ranked residues.
+
+    Attributes:
+        kept: bool `(N, V)`.
+        share: of the probability of all of them that is left, `(N,)`.
+        sure: whether rounding has no say in it, bool `(N,)`.
+    """
+
+    kept: np.ndarray
+    share: np.ndarray
+    sure: np.ndarray
+
+
+def _cut(ranked: np.ndarray, candidates: np.ndarray, sampling: Sampling) -> _Cut:
+    """Return what is left of `candidates` `(N, V)`, with log p `ranked`, the likeliest first."""
     kept, sure = candidates.copy(), np.ones(len(ranked), bool)
-    if not sampling.temperature:
-        return kept, sure
+    if not sampling.temperature or (not sampling.top_k and sampling.top_p == 1):
+        return _Cut(kept, np.ones(len(ranked)), sure)
+    likelihood = np.exp(np.where(candidates, ranked - ranked[:, :1], -np.inf) / sampling.temperature)
     if sampling.top_k:
         kept[:, sampling.top_k :] = False
     if sampling.top_p < 1:
-        weights = np.where(kept, np.exp((ranked - ranked[:, :1]) / sampling.temperature), 0.0)
+        weights = np.where(kept, likelihood, 0.0)
         shares = weights / weights.sum(1, keepdims=True)
         before = shares.cumsum(1) - shares
         distance = np.abs(before - sampling.top_p)[:, 1:] * sampling.temperature
@@ -138,7 +162,7 @@ def _keep(ranked: np.ndarray, candidates: np.ndarray, sampling: Sampling) -> tup
         kept[:, 0] = True
     border = kept[:, :-1] & candidates[:, 1:] & ~kept[:, 1:]
     sure &= ~(border & (ranked[:, :-1] - ranked[:, 1:] < ROUNDING)).any(1)
-    return kept, sure
+    return _Cut(kept, np.where(kept, likelihood, 0.0).sum(1) / likelihood.sum(1), sure)
 
 
 def log_softmax(logits: Tensor) -> np.ndarray:

@@ -17,6 +17,7 @@ from protperf.formats.contact_head import CONTACT_HEAD_NAME
 FIGURES = (".png", ".svg", ".pdf")
 NUMBERS = ".npz"
 
+_STATUS = "Exit status: 0 all done, {some}1 failure, 2 wrong usage."
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -62,13 +63,16 @@ def _add_attention(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         help="maps of one protein by layer and head",
         description="Attention maps of one protein by layer and head. Rows look at columns; colours tell weights "
         "relative to even attention.",
+        epilog=_STATUS.format(some=""),
     )
     parser.add_argument("checkpoint", type=Path, help=CHECKPOINT_HELP)
     parser.add_argument("input", metavar="FASTA", help="sequence file; - is stdin")
     parser.add_argument(
         "out", type=Path, metavar="OUT", help=".png, .svg or .pdf; or .npz, the numbers themselves"
     )
-    parser.add_argument("--record", metavar="ID", help="which record, as --id names it (the first)")
+    parser.add_argument(
+        "--record", metavar="ID", help="which record, as --id names it, or by its accession (the first)"
+    )
     parser.add_argument(
         "--layers", nargs="+", type=_place, metavar="N", help="or all (up to 4 from first to last)"
     )
@@ -90,6 +94,7 @@ def _add_similarity(commands: argparse._SubParsersAction[argparse.ArgumentParser
         help="amino acids that heads look at alike, beside BLOSUM62",
         description="Similarity of amino acids: the correlation, over all heads of all layers, of the shares of attention "
         "that go to them; beside BLOSUM62, with Pearson's correlation of the two over the 190 pairs.",
+        epilog=_STATUS.format(some="3 some records left out, "),
     )
     parser.add_argument("checkpoint", type=Path, help=CHECKPOINT_HELP)
     parser.add_argument("inputs", nargs="+", metavar="FASTA", help="sequence files; - is stdin")
@@ -110,6 +115,7 @@ def _add_contacts(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         description="Contacts out of attention maps by logistic regression: each structure is predicted by a regression "
         "fitted to the others, and one fitted to all is saved. A contact is two C-beta atoms (C-alpha of glycine) under 8 "
         "Angstrom apart, of residues at least 6 apart along the chain.",
+        epilog=_STATUS.format(some="3 some structures left out, "),
     )
     parser.add_argument("checkpoint", type=Path, help=CHECKPOINT_HELP)
     parser.add_argument("out", type=Path, metavar="OUT", help="figure: .png, .svg or .pdf")

@@ -115,22 +115,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_record(path: str, wanted: str | None, policy: Policy, *, naming: str) -> Record:
-    """Return the record of a sequence file that has an id, or the first.
+    """Return the record of a sequence file that has an id, else the one that has it as its accession; or the first.
 
     Raises:
         ValueError: there is none, or it was left out.
     """
     reader = SequenceReader([path], policy)
     ids: list[str] = []
+    by_accession: Record | None = None
     for record in reader:
         found = id_of(record, naming)
         if wanted is None or found == wanted:
             return record
+        if by_accession is None and record.accession == wanted:
+            by_accession = record
         if len(ids) < 3:
             ids.append(found)
     examples = [example.message for example in reader.skipped_examples if wanted in (None, example.id)]
     if examples:
         raise ValueError(examples[0])
+    if by_accession:
+        return by_accession
     raise ValueError(
         f"{place_of(path)}: no record {wanted!r} among {reader.accepted:,}; the first are {', '.join(ids)} (--id {naming})"
     )

@@ -29,7 +29,13 @@ from protperf.formats.contact_head import (
 )
 from protperf.formats.sizes import hash_file
 from protperf.formats.skipped import SOME_LEFT_OUT
-from protperf.formats.structures import ChainStructure, find_structures, read_structure
+from protperf.formats.structures import (
+    SUFFIXES,
+    ChainStructure,
+    find_structures,
+    passed_over,
+    read_structure,
+)
 from protperf.maps.drawing import as_text, label_tokens, new_panels
 from protperf.vocab import VOCABULARY
 
@@ -69,6 +75,11 @@ class Case(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Fit a head, or take one, and judge it; return the exit status."""
+    if options.save_head and options.save_head.is_file() and not options.force:
+        raise ValueError(
+            f"{options.save_head}: exists already; name another file for the fitted head by --save-head, judge this one by "
+            "--head, or give --force to replace it"
+        )
     outputs = [path for path in (options.out, options.json, options.save_head) if path]
     from protperf.checkpoint import load_model, model_files
 
@@ -78,7 +89,10 @@ def run(options: argparse.Namespace) -> int:
     from protperf.inference.contacts import check_head
 
     head = read_contact_head(options.head) if options.head else None
-    structures, left_out = read_structures(find_structures(options.structures))
+    paths = find_structures(options.structures)
+    for folder in filter(Path.is_dir, options.structures):
+        say_passed_over(folder)
+    structures, left_out = read_structures(paths)
     if head is None and len(structures) < LEAST_STRUCTURES:
         raise ValueError(
             f"{len(structures)} structure to use; a head is judged on structures that it was not fitted to: give "
@@ -115,6 +129,15 @@ def run(options: argparse.Namespace) -> int:
     for path in outputs:
         print(path)
     return SOME_LEFT_OUT if left_out else 0
+
+
+def say_passed_over(folder: Path) -> None:
+    """Say how many files of a folder are no structures by their names."""
+    if names := passed_over(folder):
+        listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        _say(
+            f"{folder}: {len(names):,} passed over ({listed}): no name of a structure, {', '.join(SUFFIXES)}, also with .gz"
+        )
 
 
 def read_structures(paths: Sequence[Path]) -> tuple[list[ChainStructure], int]:
