@@ -226,7 +226,9 @@ def test_the_command_line_starts_its_ranks_and_makes_one_folder_one_config_and_o
     assert files == [
         ".lock",
         *("checkpoints/best.ckpt", f"checkpoints/{step_name(STEPS)}"),
-        *("config.yaml", "metrics.csv", "train.log"),
+        *("config.yaml", "metrics.csv"),
+        *(f"model/{name}" for name in ("config.json", "model.safetensors", "model_card.md")),
+        "train.log",
     ]
     assert "test/loss" in read_metrics(run_dir / "metrics.csv")  # the best checkpoint, by both ranks
     assert (run_dir / "train.log").read_text().count("testing ") == 1

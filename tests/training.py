@@ -22,6 +22,8 @@ from data_prep.prepare import prepare
 from protperf.train import Run, Settings, build_run, read_settings
 
 WINDOW = 64
+LEAN = Path(__file__).parent / "lean"
+"""On the path of training processes: they start sooner."""
 
 SMALL = (
     "model.num_layers=2",
@@ -126,7 +128,8 @@ def command_line(*arguments: str | Path) -> list[str]:
 
 def clean_environment(home: Path, **environment: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "PROTPERF"))}
-    return {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1", **environment}
+    own = {"HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(LEAN)}
+    return {**kept, **own, **environment}
 
 
 def assert_same(one: Any, other: Any, place: str = "") -> None:
