@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -161,13 +162,13 @@ def test_other_data_than_the_model_was_trained_on_is_said(run, capsys):
         ),
     ],
 )
-def test_mistakes_end_with_one_line(run, tmp_path, arguments, said):
+def test_mistakes_end_with_one_line(run, tmp_path, arguments, said, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "taken.json").touch()
     places = {"RUN": str(run[0]), "DATA": str(small_dataset())}
-    done = protperf("evaluate", *(places.get(word, word) for word in arguments), cwd=tmp_path)
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1
-    assert said in done.stderr
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        main([places.get(word, word) for word in arguments])
+    assert "\n" not in str(caught.value)
 
 
 def test_a_dataset_without_held_out_proteins_is_said_to_have_none(run, tmp_path):
