@@ -15,6 +15,7 @@ import torch
 from conftest import REPOSITORY
 from test_config import PARAMETERS, settings_of
 from torch import Tensor
+from training import LEAN
 
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
@@ -134,7 +135,7 @@ def test_the_shell_blocks_run_in_order_as_typed(tmp_path: Path):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
             cwd=tmp_path,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PYTHONPATH": str(LEAN), "PATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
