@@ -38,9 +38,9 @@ def merge_shards(out: Path, *, force: bool) -> int:
     inputs = [*skipped, *(path for paths in shards.values() for path in paths)]
     check_outputs([*shards, list_path], inputs, force=force)
     for path, parts in shards.items():
-        count = merge_embeddings(parts, path, anew=force)
+        proteins = merge_embeddings(parts, path, anew=force)
         print(
-            f"{path}: {count:,} protein{'s' * (count != 1)} out of {len(parts)} shards, which may be removed"
+            f"{path}: {proteins:,} protein{'s' * (proteins != 1)} out of {len(parts)} shards, which may be removed"
         )
     rows = join_skipped(skipped)
     if not rows:
