@@ -175,7 +175,7 @@ def test_a_folder_gives_its_structures_by_name(tmp_path: Path):
     ("name", "content", "message"),
     [
         ("a.fasta", b">a\nMKV\n", "holds no chain of a protein; chains with C-alpha atoms in it: none"),
-        ("a.pdb.gz", gzip.compress(ODD.encode())[:200], "damaged gzip file"),
+        ("a.pdb.gz", gzip.compress(ODD.encode(), mtime=0)[:200], "damaged gzip file"),
         ("a.cif", b"data_x\n_entry.id x\n", "cannot be read as PDB or mmCIF \\(no 'label_atom_id'\\)"),
         ("a.pdb", ODD.replace("  11.000", "  11,000").encode(), "cannot be read as PDB or mmCIF"),
         ("a.pdb", pdb_line(" CA ", "GLY", "1", 0).encode(), "in it: A"),
