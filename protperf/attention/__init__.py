@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protperf.attention.batched import batched_attention, read_state, state_after
 from protperf.attention.blocked import blocked_attention
-from protperf.attention.documents import allowed_pairs, positions_in_documents
+from protperf.attention.documents import allowed_pairs, positions_in_documents, share_in_documents
 from protperf.attention.features import FEATURE_MAPS, UNPROJECTED, FeatureMap, unit_vectors
 from protperf.attention.projection import COUPLINGS, NORMS, draw_projection, projection_generator
 from protperf.attention.rows import feature_attention_rows
@@ -42,6 +42,7 @@ __all__ = [
     "draw_projection",
     "positions_in_documents",
     "projection_generator",
+    "share_in_documents",
 ]
 
 ATTENTIONS = (*FEATURE_MAPS, "softmax")
