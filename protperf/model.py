@@ -250,7 +250,9 @@ class ProteinModel(nn.Module):
             x = x + self.position_embedding(places)
         if self.config.positions == "absolute":
             x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
-        rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
+        rotation = None
+        if self.config.positions == "rope":
+            rotation = rotations(places, self.head_dim, self.config.rope_frequencies)
         return self.dropout(self.embedding_norm(x)), rotation
 
     def _check_places(self, places: Tensor) -> None:

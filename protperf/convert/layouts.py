@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from protperf.config import ModelConfig
+from protperf.convert.settings import Settings
 from protperf.convert.tensors import Tensors
 from protperf.convert.tokens import TokenMap
 from protperf.formats import FormatError
@@ -64,6 +65,22 @@ class HeadNames:
     norm: str
     matrix: tuple[str, ...]
     bias: tuple[str, ...]
+
+
+def check_transformers(settings: Settings, *, num_rows: int) -> None:
+    """Refuse what a config of transformers may ask for and our model does not do.
+
+    Args:
+        settings: the config.
+        num_rows: of the embedding.
+
+    Raises:
+        FormatError: the key, what it is, what is allowed.
+    """
+    settings.only("vocab_size", num_rows)
+    settings.only("hidden_act", "gelu")
+    settings.only("is_decoder", False)
+    settings.only("add_cross_attention", False)
 
 
 def take_head(

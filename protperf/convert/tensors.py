@@ -97,13 +97,17 @@ class Tensors:
                 )
         return taken[0]
 
+    def names(self, pattern: str) -> list[str]:
+        """Return the names that match a regular expression as a whole and were not taken."""
+        return [name for name in self._left if re.fullmatch(pattern, name)]
+
     def ignore(self, pattern: str) -> None:
         """Set aside what has no part in the scores of tokens.
 
         Args:
             pattern: a regular expression of whole names.
         """
-        names = [name for name in self._left if re.fullmatch(pattern, name)]
+        names = self.names(pattern)
         self.ignored += names
         for name in names:
             del self._left[name]
