@@ -48,8 +48,8 @@ _BERT = _Family(
     head=HeadNames(
         dense="cls.predictions.transform.dense",
         norm="cls.predictions.transform.LayerNorm",
-        matrix=("cls.predictions.decoder.weight",),
-        bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+        matrix="cls.predictions.decoder.weight",
+        bias=("cls.predictions.decoder.bias", "cls.predictions.bias"),
     ),
     ignored=r"bert\.pooler\..*|bert\.embeddings\.(position|token_type)_ids|cls\.(?!predictions\.).*",
     skips_padding=False,
@@ -59,8 +59,8 @@ _ROBERTA = _Family(
     head=HeadNames(
         dense="lm_head.dense",
         norm="lm_head.layer_norm",
-        matrix=("lm_head.decoder.weight",),
-        bias=("lm_head.bias", "lm_head.decoder.bias"),
+        matrix="lm_head.decoder.weight",
+        bias=("lm_head.decoder.bias", "lm_head.bias"),
     ),
     ignored=r"roberta\.pooler\..*|roberta\.embeddings\.(position|token_type)_ids",
     skips_padding=True,

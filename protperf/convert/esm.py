@@ -30,12 +30,13 @@ _BLOCK = BlockNames(
 _HEAD = HeadNames(
     dense="lm_head.dense",
     norm="lm_head.layer_norm",
-    matrix=("lm_head.decoder.weight",),
-    bias=("lm_head.bias", "lm_head.decoder.bias"),
+    matrix="lm_head.decoder.weight",
+    bias=("lm_head.bias",),
 )
 _IGNORED = r"esm\.pooler\..*|esm\.contact_head\..*|esm\.embeddings\.position_ids"
 _POSITIONS = "esm.embeddings.position_embeddings.weight"
-_FREQUENCIES = r"esm\.(encoder\.layer\.\d+\.attention\.self\.)?rotary_embeddings\.inv_freq"
+_FREQUENCIES = r"esm\.(encoder\.layer\.(\d+|\*)\.attention\.self\.)?rotary_embeddings\.inv_freq"
+"""One for all layers or one for each; transformers 5 writes `layer.*` for the one."""
 _NORM_EPS = 1e-12
 
 

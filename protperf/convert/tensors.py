@@ -82,20 +82,29 @@ class Tensors:
             f"{own}.bias": self.take(f"{source}.bias", shape[0]),
         }
 
-    def equal_or_one(self, names: tuple[str, ...], *shape: int) -> Tensor:
+    def first_of(self, names: tuple[str, ...], *shape: int, tied: bool) -> Tensor:
         """Take a tensor that a source may hold under several names.
 
+        Args:
+            names: the first that is there counts.
+            shape: what it must be.
+            tied: whether the others are the same tensor; if not, they are ignored.
+
         Raises:
-            FormatError: it is under none of them, or two differ.
+            FormatError: it is under none of them, or two differ that are one.
         """
-        there = [name for name in names if name in self] or [names[0]]
-        taken = [self.take(name, *shape) for name in there]
-        for name, tensor in zip(there, taken, strict=True):
-            if not tensor.equal(taken[0]):
+        there = [name for name in names if name in self] or list(names[-1:])
+        first, *others = (self.take(name, *shape) for name in there)
+        for name, other in zip(there[1:], others, strict=True):
+            if other.equal(first):
+                continue
+            if tied:
                 raise FormatError(
-                    f"{self.place}: {there[0]} and {name} differ, but are one tensor in this layout; give weights as they were saved"
+                    f"{self.place}: {there[0]} and {name} differ, but the config ties them (tie_word_embeddings); give the "
+                    "config of these weights"
                 )
-        return taken[0]
+            self.ignored.append(name)
+        return first
 
     def names(self, pattern: str) -> list[str]:
         """Return the names that match a regular expression as a whole and were not taken."""
