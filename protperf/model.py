@@ -283,8 +283,10 @@ class ProteinModel(nn.Module):
         self.redraws.fill_(redraw)  # type: ignore[operator]
 
     def _initialise(self) -> None:
-        """Draw weights from N(0, 0.02^2); what ends in a residual sum is narrower by sqrt(2 layers)."""
+        """Draw weights from N(0, 0.02^2), biases zero; what ends in a residual sum is narrower by sqrt(2 layers)."""
         for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
             if parameter.dim() == 2:
                 narrower = (2 * self.config.num_layers) ** 0.5 if name.endswith("out.weight") else 1.0
                 nn.init.normal_(parameter, std=INIT_STD / narrower)
