@@ -34,7 +34,7 @@ def is_pretrained(path: Path) -> bool:
         try:
             found = find_checkpoint(path)
         except ValueError:
-            return bool(_weights_in(path)) or any((path / name).exists() for name in _INDEXES)
+            return bool(_weights_in(path)) or _is_cut(path)
         if found.parent != path or found.suffix != ".safetensors":
             return False
         path = found
@@ -89,7 +89,7 @@ def find_weights(path: Path) -> Path:
     folder = path if path.is_dir() else path.parent
     found = _weights_in(folder)
     if not found:
-        if any((folder / name).exists() for name in _INDEXES):
+        if _is_cut(folder):
             raise FormatError(
                 f"{folder}: its weights are cut into several files; save them as one (max_shard_size='100GB')"
             )
@@ -204,12 +204,18 @@ def _find_vocabulary(
 
 
 def _weights_in(folder: Path) -> list[Path]:
-    """Return the file of weights that has the usual name, else all that may be it."""
+    """Return the file of weights that has the usual name, else all that may be it; none where they are cut into several."""
     for name in (WEIGHTS_NAME, PICKLE_NAME):
         if (folder / name).is_file():
             return [folder / name]
+    if _is_cut(folder):
+        return []
     tensors = sorted(folder.glob("*.safetensors"))
     return tensors or sorted(path for suffix in _PICKLES for path in folder.glob(f"*{suffix}"))
+
+
+def _is_cut(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _INDEXES)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
