@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -66,6 +67,21 @@ def test_sapiens_answers_as_its_own_program(shared_dir: Path, number: int):
     torch.testing.assert_close(logits[:, our_columns(vocabulary)], theirs, atol=TOLERANCE, rtol=0)
     theirs = torch.from_numpy(golden[f"sapiens_hidden_mean_{number}"])
     torch.testing.assert_close(hidden.mean(0), theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_a_wrong_number_of_heads_is_felt(shared_dir: Path, tmp_path: Path):
+    """Sapiens still predicts 96 % of masked residues with it: scores alone tell."""
+    weights = shared_dir / "data" / "weights"
+    shutil.copy(weights / "sapiens_vh.safetensors", tmp_path)
+    golden = np.load(weights / "golden_outputs.npz")
+    vocabulary = json.loads((weights / "sapiens_config.json").read_text())["vocab"]
+    (tmp_path / "vocabulary.txt").write_text("\n".join(vocabulary))
+    theirs = torch.from_numpy(golden["sapiens_logits_0"])
+    for heads, felt in ((8, False), (4, True), (16, True)):
+        file = tmp_path / "sapiens_vh.safetensors"
+        trained = load_pretrained(file, heads=heads, vocabulary=tmp_path / "vocabulary.txt").trained
+        logits = answers(trained, framed(str(golden["sequence_0"])))[1][:, our_columns(vocabulary)]
+        assert (float((logits - theirs).abs().max()) > 100 * TOLERANCE) is felt
 
 
 def test_a_folder_of_sapiens_holds_the_model_and_says_where_it_is_from(

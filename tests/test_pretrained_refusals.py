@@ -19,13 +19,13 @@ from pretrained_models import (
     BERT_TOKENS,
     ESM_TOKENS,
     ROBERTA_TOKENS,
+    as_fairseq,
     make_bert,
     make_esm,
     make_roberta,
     save,
     shared_tokens,
 )
-from safetensors.torch import save_file
 from training import assert_same
 
 from protperf.convert import main
@@ -381,49 +381,8 @@ def test_tables_have_the_rows_of_our_tokens(saved: Path):
     assert model.max_length == 40
 
 
-def as_fairseq(folder: Path, out: Path) -> Path:
-    """Write a RoBERTa of transformers with fairseq's names; return the file."""
-    renamed = {
-        "roberta.embeddings.word_embeddings": "decoder.sentence_encoder.embed_tokens",
-        "roberta.embeddings.position_embeddings": "decoder.sentence_encoder.embed_positions",
-        "roberta.embeddings.LayerNorm": "decoder.sentence_encoder.emb_layer_norm",
-        "roberta.encoder.layer": "decoder.sentence_encoder.layers",
-        "attention.self.query": "self_attn.q_proj",
-        "attention.self.key": "self_attn.k_proj",
-        "attention.self.value": "self_attn.v_proj",
-        "attention.output.dense": "self_attn.out_proj",
-        "attention.output.LayerNorm": "self_attn_layer_norm",
-        "intermediate.dense": "fc1",
-        "output.dense": "fc2",
-        "output.LayerNorm": "final_layer_norm",
-        "lm_head.decoder": "lm_head",
-    }
-    found = weights_of(folder)
-    kinds = found.pop("roberta.embeddings.token_type_embeddings.weight")
-    found["roberta.embeddings.position_embeddings.weight"] += kinds[0]
-    found.pop("lm_head.bias")
-    for name in list(found):
-        new = name
-        for old, other in renamed.items():
-            new = new.replace(old, other)
-        new = f"decoder.{new}" if new.startswith("lm_head") else new
-        found[new] = found.pop(name).clone()
-    out.mkdir()
-    save_file(found, out / "tiny.safetensors")
-    settings = {
-        "layers": 2,
-        "heads": 4,
-        "dim": 32,
-        "ffn": 48,
-        "layernorm_eps": 1e-12,
-        "vocab": ROBERTA_TOKENS,
-    }
-    (out / "tiny_config.json").write_text(json.dumps(settings))
-    return out / "tiny.safetensors"
-
-
 def test_fairseq_s_names_mean_the_same_model(saved: Path, tmp_path: Path):
-    file = as_fairseq(saved / "roberta", tmp_path / "tiny")
+    file = as_fairseq(make_roberta(), tmp_path / "tiny", name="tiny")
     expected = load_pretrained(saved / "roberta")
     for path in (file, file.parent, file.parent / "tiny_config.json"):
         assert is_pretrained(path)
@@ -431,7 +390,7 @@ def test_fairseq_s_names_mean_the_same_model(saved: Path, tmp_path: Path):
 
 
 def test_fairseq_s_weights_need_heads_and_a_vocabulary_from_somebody(saved: Path, tmp_path: Path):
-    file = as_fairseq(saved / "roberta", tmp_path / "tiny")
+    file = as_fairseq(make_roberta(), tmp_path / "tiny", name="tiny")
     settings = json.loads((file.parent / "tiny_config.json").read_text())
     (file.parent / "tiny_config.json").write_text(json.dumps(settings | {"layers": 3}))
     with pytest.raises(FormatError, match=r"tiny_config.json: layers is 3; allowed: 2"):

@@ -41,16 +41,13 @@ def is_pretrained(path: Path) -> bool:
     if path.suffix not in (".safetensors", ".json", *_PICKLES) or not path.is_file():
         return False
     config = find_config(path)
-    if config is None:
-        return path.name != WEIGHTS_NAME
     try:
-        content = json.loads(config.read_bytes())
+        content = None if config is None else json.loads(config.read_bytes())
     except (ValueError, RecursionError):
-        return path.name != WEIGHTS_NAME
-    return isinstance(content, dict) and (content.get("format"), content.get("model_type")) != (
-        FORMAT,
-        MODEL_TYPE,
-    )
+        content = None
+    if not isinstance(content, dict):
+        return path.name not in (WEIGHTS_NAME, CONFIG_NAME)
+    return content.get("format") != FORMAT and content.get("model_type") != MODEL_TYPE
 
 
 def read_source(path: Path, *, vocabulary: Path | None = None) -> Source:
