@@ -234,6 +234,20 @@ REFUSED: dict[str, tuple[str, Edit, str]] = {
         "cls.predictions.decoder.weight is missing",
     ),
     "no vocabulary": ("bert", remove("vocab.txt"), "no vocabulary .*; give --vocab FILE"),
+    "a vocabulary with gaps": (
+        "bert",
+        lambda folder: (remove("vocab.txt")(folder), content("vocab.json", b'{"A": 0, "C": 2}')(folder)),
+        "no vocabulary that gives each token its number",
+    ),
+    "a vocabulary in words": (
+        "bert",
+        lambda folder: (
+            remove("vocab.txt")(folder),
+            content("tokenizer.json", b'{"model": {"vocab": {"A": []}}}')(folder),
+        ),
+        "no vocabulary that gives each token its number",
+    ),
+    "a list for a kind": ("bert", config(model_type=["bert"]), r"model_type \['bert'\]; allowed: bert"),
     "a vocabulary too long": ("bert", vocabulary(*BERT_TOKENS, "*"), "32 tokens, the embedding has 31 rows"),
     "no tryptophan": (
         "bert",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +171,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     if vocabulary is None and "model" not in content:
         vocabulary = content
     if isinstance(vocabulary, dict):
-        added = content.get("added_tokens") or []
-        vocabulary = _in_order({**vocabulary, **{token["content"]: token["id"] for token in added}})
+        vocabulary = _in_order([*vocabulary.items(), *_added_tokens(content)])
     is_list = isinstance(vocabulary, list) and len(vocabulary) > 0
     if not is_list or not all(isinstance(token, str) for token in vocabulary):
         raise FormatError(
@@ -225,9 +224,18 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _in_order(numbers: Mapping[Any, Any]) -> list[Any] | None:
+def _added_tokens(content: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the tokens that `tokenizer.json` has beside its vocabulary, or once more, each with its number."""
+    added = content.get("added_tokens")
+    each = added if isinstance(added, list) else []
+    return [(token.get("content"), token.get("id")) for token in each if isinstance(token, dict)]
+
+
+def _in_order(numbered: Sequence[tuple[Any, Any]]) -> list[Any] | None:
     """Return the tokens by their numbers; `None` unless these are 0, 1, 2 and so on."""
-    tokens = {number: token for token, number in numbers.items()}
-    if any(type(number) is not int for number in tokens) or sorted(tokens) != list(range(len(numbers))):
+    if any(type(number) is not int for _, number in numbered):
         return None
-    return [tokens[number] for number in range(len(tokens))]
+    tokens = {number: token for token, number in numbered}
+    return (
+        [tokens[number] for number in sorted(tokens)] if sorted(tokens) == list(range(len(tokens))) else None
+    )

@@ -85,7 +85,7 @@ def convert_source(source: Source, *, heads: int | None = None) -> tuple[str, Co
     kind = source.config.get("model_type")
     if kind is None and encoder_of(source):
         kind = _FAIRSEQ
-    if kind not in LAYOUTS:
+    if not isinstance(kind, str) or kind not in LAYOUTS:
         raise FormatError(
             f"{source.config_place}: weights of model_type {kind!r}; allowed: {', '.join(LAYOUTS)} (Sapiens, told by its names)"
         )
