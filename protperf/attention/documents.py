@@ -34,3 +34,10 @@ def positions_in_documents(documents: Tensor) -> Tensor:
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return index - torch.where(starts, index, 0).cummax(1).values
+
+
+def or_one_document(documents: Tensor | None, v: Tensor) -> Tensor:
+    """Return `documents (B, L)`; where there are none, int32 zeros for `v (B, H, L, K)`: one document a row."""
+    if documents is None:
+        return torch.zeros(v.shape[0], v.shape[2], dtype=torch.int32, device=v.device)
+    return documents
