@@ -25,8 +25,10 @@ Axis letters: `L` length in tokens, `D` model width, `H` heads, `K` head width, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -110,9 +112,9 @@ def layers_work(
     return Work(forward, 2 * forward, 0)
 
 
-def head_work(*, model_dim: int, vocabulary: int, num_asked: int) -> Work:
-    """Return the work of the scores of all V tokens at the asked positions."""
-    forward = 2 * num_asked * model_dim * vocabulary
+def head_work(*, model_dim: int, vocabulary: int, num_asked: int, dense: bool = False) -> Work:
+    """Return the work of the scores of all V tokens at the asked positions; a `dense` head has a D x D matrix besides."""
+    forward = 2 * num_asked * model_dim * (vocabulary + (model_dim if dense else 0))
     return Work(forward, 2 * forward, 0)
 
 
@@ -153,21 +155,28 @@ def weights_work(config: ModelConfig, *, num_tokens: int, num_asked: int) -> Wor
     if config.activation_checkpointing:
         last = 2 * config.num_layers * num_tokens * config.model_dim * config.feedforward_dim
         layers = layers._replace(again=layers.forward - last)
-    return layers.plus(head_work(model_dim=config.model_dim, vocabulary=len(VOCABULARY), num_asked=num_asked))
+    head = head_work(
+        model_dim=config.model_dim,
+        vocabulary=len(VOCABULARY),
+        num_asked=num_asked,
+        dense=config.head == "dense",
+    )
+    return layers.plus(head)
 
 
 def _attentions_work(config: ModelConfig, *, causal: bool, documents: Sequence[Sequence[int]]) -> Work:
     """Return the work of all heads of all layers over all windows."""
     work = Work(0, 0, 0)
-    for lengths in documents:
+    kinds = Counter(config.attention_of(layer) for layer in range(config.num_layers))
+    for lengths, (kind, num_layers) in product(documents, kinds.items()):
         head = attention_work(
-            config.attention,
+            kind,
             causal=causal,
             documents=lengths,
             head_dim=config.model_dim // config.num_heads,
             rows=config.num_features,
         )
-        work = work.plus(head.times(config.num_layers * config.num_heads))
+        work = work.plus(head.times(num_layers * config.num_heads))
     if config.activation_checkpointing:
         work = work._replace(again=work.again + work.forward)
     return work

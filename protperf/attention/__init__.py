@@ -25,7 +25,12 @@ from torch import Tensor
 
 from protperf.attention.batched import batched_attention, read_state, state_after
 from protperf.attention.blocked import blocked_attention
-from protperf.attention.documents import allowed_pairs, or_one_document, positions_in_documents
+from protperf.attention.documents import (
+    allowed_pairs,
+    or_one_document,
+    positions_in_documents,
+    share_in_documents,
+)
 from protperf.attention.features import FEATURE_MAPS, UNPROJECTED, FeatureMap, unit_vectors
 from protperf.attention.gates import GateScales, gate_scales
 from protperf.attention.linformer import linformer_attention, linformer_rows
@@ -55,6 +60,7 @@ __all__ = [
     "draw_projection",
     "positions_in_documents",
     "projection_generator",
+    "share_in_documents",
 ]
 
 ATTENTIONS = (*FEATURE_MAPS, "softmax", "linformer", "reformer")

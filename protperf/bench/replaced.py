@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-import protperf.model
+import protperf.layers
 
 Substitute = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`(q, k, v) -> (B, H, L, K)`, each of them `(B, H, L, K)`."""
@@ -34,12 +34,12 @@ def attention_replaced(by: Substitute) -> Iterator[None]:
     ) -> Tensor:
         return by(q, k, v).to(v.dtype)
 
-    original = protperf.model.attend
-    protperf.model.attend = attend
+    original = protperf.layers.attend
+    protperf.layers.attend = attend
     try:
         yield
     finally:
-        protperf.model.attend = original
+        protperf.layers.attend = original
 
 
 def return_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

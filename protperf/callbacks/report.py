@@ -209,7 +209,7 @@ def flops_per_token(model: ProteinModel, batch: Batch) -> float:
     What activation checkpointing computes again is not counted. Lengths of proteins change exact attention alone.
     """
     documents = [[batch.inputs.shape[1]]] * len(batch.inputs)
-    if model.config.attention == "softmax":
+    if model.config.is_exact_somewhere:
         numbers = documents_of(batch.inputs).cpu()
         documents = [row.unique_consecutive(return_counts=True)[1].tolist() for row in numbers]
     num_asked = int((batch.targets != NOT_ASKED).sum())

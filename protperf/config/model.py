@@ -41,10 +41,30 @@ class ModelConfig:
     """How long rows are: chi (as Gaussian vectors) or regularised (all sqrt(K))."""
     projection_seed: int = 0
     """The projection is a function of (this seed, layer, redraw) alone."""
+    features: str = "drawn"
+    """drawn (by chance, the same for all heads) or learned (of each head, from that draw on, with a factor of its logits)."""
+    softmax_layers: tuple[int, ...] = ()
+    """Layers, from 0, that keep exact attention beside others that do not."""
     qk_norm: bool = False
     """Normalise queries and keys, with a learned temperature a head: bounds the variance of random features."""
     positions: str = "rope"
-    """rope (relative, by rotation), absolute (sinusoids) or none."""
+    """rope (relative, by rotation), absolute (sinusoids), learned (a table) or none."""
+    max_positions: int = 0
+    """Rows of the table of learned positions: no protein may be longer, `<bos>` and `<eos>` included; 0 otherwise."""
+    token_dropout: bool = False
+    """Masked tokens enter as zeros and the others scaled by what ESM-2's training masked (12 %) against what is."""
+    embedding_norm: bool = False
+    """Norm what enters the first block."""
+    norm: str = "pre"
+    """Norm what enters a part of a block (pre) or what leaves it with the residual (post, BERT's)."""
+    norm_eps: float = 1e-5
+    """Added to the variance in each norm."""
+    biases: bool = False
+    """Whether attention and feed-forward add a bias after each matrix."""
+    head: str = "matrix"
+    """matrix (alone) or dense (before it another matrix, GELU and a norm, after it a bias: BERT's)."""
+    tied_head: bool = True
+    """Whether the head's matrix is the embedding's."""
     feedforward: str = "gelu"
     """gelu or swiglu."""
     dropout: float = 0.0
@@ -61,11 +81,16 @@ class ModelConfig:
             )
         check_choice(self, "projection", ("iid", "orthogonal", "simplex"))
         check_choice(self, "projection_norms", ("chi", "regularised"))
-        check_choice(self, "positions", ("rope", "absolute", "none"))
+        check_choice(self, "positions", ("rope", "absolute", "learned", "none"))
         check_choice(self, "feedforward", ("gelu", "swiglu"))
+        check_choice(self, "features", ("drawn", "learned"))
+        check_choice(self, "norm", ("pre", "post"))
+        check_choice(self, "head", ("matrix", "dense"))
         for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
             check_range(self, field, 1)
+        check_range(self, "max_positions", 1 if self.positions == "learned" else 0)
         check_range(self, "dropout", 0.0, 0.99)
+        check_range(self, "norm_eps", 0.0, 1.0)
         if self.model_dim % self.num_heads:
             raise ValueError(
                 f"ModelConfig.model_dim is {self.model_dim}, not a multiple of num_heads {self.num_heads}"
@@ -75,7 +100,26 @@ class ModelConfig:
                 f"ModelConfig.model_dim is {self.model_dim}: heads are {self.model_dim // self.num_heads} wide, "
                 "positions=rope needs an even width"
             )
+        self._check_layers()
         self._check_domain()
+
+    def attention_of(self, layer: int) -> str:
+        """Return the kind of attention of a layer, from 0."""
+        return "softmax" if layer in self.softmax_layers else self.attention
+
+    @property
+    def is_exact_somewhere(self) -> bool:
+        """Whether a layer has exact attention: time and memory are quadratic in the length of a row."""
+        return any(self.attention_of(layer) == "softmax" for layer in range(self.num_layers))
+
+    def _check_layers(self) -> None:
+        """Refuse layers that are not there; keep them sorted."""
+        object.__setattr__(self, "softmax_layers", tuple(sorted(set(self.softmax_layers))))
+        for layer in self.softmax_layers:
+            if not 0 <= layer < self.num_layers:
+                raise ValueError(
+                    f"ModelConfig.softmax_layers names layer {layer}; allowed: 0 to {self.num_layers - 1}"
+                )
 
     def _check_domain(self) -> None:
         """Refuse feature maps outside of what they are good for."""

@@ -108,7 +108,7 @@ def _map_of(model: ProteinModel, layer: int, q: Tensor, k: Tensor, head: int, ro
     if rows is None:
         identity = torch.eye(length, device=q.device).unsqueeze(0)
         return gather(model, layer, q, k, identity, heads=heads)[0]
-    features = 1 if model.config.attention == "softmax" else 2 * model.config.num_features
+    features = 1 if model.config.attention_of(layer) == "softmax" else 2 * model.config.num_features
     together = max(1, _ROW_NUMBERS // (length * features))
     q, k = q[:, heads].float(), k[:, heads].float()
     how = _kind_of(model, layer, heads)
@@ -119,9 +119,10 @@ def _map_of(model: ProteinModel, layer: int, q: Tensor, k: Tensor, head: int, ro
 def _kind_of(model: ProteinModel, layer: int, heads: slice) -> dict[str, Any]:
     """Return what `attend` must know of a layer."""
     attention: Any = model.blocks[layer].attention
-    pair_square = attention._buffers.get("pair_square")
+    projection, pair_square = attention.projection, attention.pair_square
+    own = projection is not None and projection.dim() == 3  # learned, for each head
     return {
         "kind": attention.kind,
-        "projection": attention._buffers.get("projection"),
+        "projection": projection[heads] if own else projection,
         "pair_square": None if pair_square is None else pair_square[heads],
     }

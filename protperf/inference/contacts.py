@@ -62,7 +62,7 @@ def pair_features(model: ProteinModel, residues: np.ndarray, *, precision: str =
     features = np.empty((len(i), num_features), np.float32)
 
     def take(number: int, columns: Iterator[tuple[slice, Tensor]]) -> None:
-        matrix = torch.empty(len(residues), len(residues), device=model.norm.weight.device)
+        matrix = torch.empty(len(residues), len(residues), device=model.device)
         for place, part in columns:
             matrix[:, place] = part
         matrix = matrix + matrix.T
@@ -94,7 +94,7 @@ def predict_contacts(
         ValueError: the head belongs to a model of another shape.
     """
     check_head(model, head)
-    length, device = len(residues), model.norm.weight.device
+    length, device = len(residues), model.device
     weights = head.weights.ravel()
     total = torch.zeros(length, length, device=device)
     sums = torch.zeros(len(weights), length, device=device)
@@ -164,7 +164,7 @@ def _each_head(
         take: called as `take(number, columns)` with `columns` yielding places of columns and float32 `(L, C)`.
         precision: of the model's pass.
     """
-    device = model.norm.weight.device
+    device = model.device
     tokens = torch.from_numpy(frame(residues)).unsqueeze(0).to(device)
     num_heads = model.config.num_heads
 
