@@ -146,7 +146,7 @@ def favor_hyperbolic(
         pair_square: not used.
     """
     weights = _scaled(projection, head_dim)
-    return FeatureMap(torch.cat((weights, -weights)), None, "exp", -(head_dim**-0.5))
+    return FeatureMap(torch.cat((weights, -weights), dim=-2), None, "exp", -(head_dim**-0.5))
 
 
 def oprf(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None = None) -> FeatureMap:
@@ -255,7 +255,7 @@ def trig(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None
         pair_square: not used.
     """
     weights = _scaled(projection, head_dim)
-    return FeatureMap(weights.repeat(2, 1), _quarter_turn(weights), "cos", head_dim**-0.5)
+    return FeatureMap(torch.cat((weights, weights), dim=-2), _quarter_turn(weights), "cos", head_dim**-0.5)
 
 
 def rfa(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None = None) -> FeatureMap:
@@ -273,7 +273,9 @@ def rfa(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None 
         pair_square: not used.
     """
     assert projection is not None
-    return FeatureMap(projection.repeat(2, 1), _quarter_turn(projection), "cos", 0.0, unit_norm=True)
+    return FeatureMap(
+        torch.cat((projection, projection), dim=-2), _quarter_turn(projection), "cos", 0.0, unit_norm=True
+    )
 
 
 def _scaled(projection: Tensor | None, head_dim: int) -> Tensor:
@@ -283,7 +285,7 @@ def _scaled(projection: Tensor | None, head_dim: int) -> Tensor:
 
 def _quarter_turn(weights: Tensor) -> Tensor:
     """Return `(2 M,)`, 0 for the cosines and -pi/2, which makes sines of cosines, for the others."""
-    zeros = weights.new_zeros(len(weights))
+    zeros = weights.new_zeros(weights.shape[-2])
     return torch.cat((zeros, zeros - math.pi / 2))
 
 

@@ -39,18 +39,19 @@ def linformer_attention(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | Non
         ValueError: a document has more than N tokens.
     """
     dtype = torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32)
-    parts = [x.to(dtype) for x in (q, k, v)]
+    wide_q, wide_k, wide_v = (x.to(dtype) for x in (q, k, v))
     pooling = pooling.to(dtype)
     if documents is None:
-        return _of_document(*parts, pooling).to(v.dtype)
+        return _of_document(wide_q, wide_k, wide_v, pooling).to(v.dtype)
     rows: list[list[Tensor]] = [[] for _ in v]
     ends = [0] * len(rows)
     for b, start, stop in document_runs(documents, *documents.shape):
-        rows[b] += _padding(parts[2], start - ends[b])
-        rows[b].append(_of_document(*(x[b, :, start:stop] for x in parts), pooling))
+        own = b, slice(None), slice(start, stop)
+        rows[b] += _padding(wide_v, start - ends[b])
+        rows[b].append(_of_document(wide_q[own], wide_k[own], wide_v[own], pooling))
         ends[b] = stop
     for row, end in zip(rows, ends, strict=True):
-        row += _padding(parts[2], v.shape[2] - end)
+        row += _padding(wide_v, v.shape[2] - end)
     return torch.stack([torch.cat(row, dim=1) for row in rows]).to(v.dtype)
 
 
