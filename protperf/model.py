@@ -210,8 +210,8 @@ class ProteinModel(nn.Module):
         Args:
             weights: what `state_dict` gave.
             place: the file's name, for messages.
-            projections: `load` takes the stored projections; `draw` keeps this model's own, for weights that were
-                trained with another number of features.
+            projections: `load` takes the stored projections; `draw` keeps this model's own and what else belongs to
+                its features, for weights that were trained with other features or with exact attention.
 
         Raises:
             ValueError: a key is missing, unknown or of another shape; the message names it.
@@ -303,4 +303,5 @@ def _norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 def _is_projection(name: str) -> bool:
-    return name.endswith(".projection") or name == "redraws"
+    """Return whether a weight belongs to features, which another kind of attention does not have."""
+    return name.endswith((".projection", ".pair_square", ".log_factor")) or name == "redraws"
