@@ -18,12 +18,11 @@ from training import (
     SMALL,
     Recorder,
     assert_same,
-    clean_environment,
-    command_line,
     load_plain,
     protperf,
     scratch_dir,
     small_dataset,
+    start_protperf,
     train_small,
 )
 
@@ -152,14 +151,7 @@ def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
 
 def kill_after(run_dir: Path, step: int, arguments: tuple[str, ...], cwd: Path) -> None:
     """Start a run and kill it without warning once it has written its checkpoint at `step`."""
-    process = subprocess.Popen(
-        command_line(*arguments),
-        cwd=cwd,
-        env=clean_environment(cwd),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_protperf(*arguments, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(run_dir / "checkpoints" / step_name(step), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -175,13 +167,7 @@ def test_a_run_told_to_stop_saves_the_step_and_goes_on_with_the_next(
     more = ("trainer.checkpoint_every=100000", "trainer.validate_every=100000", "data.num_workers=1")
     arguments = ("train", f"data.path={small_dataset()}", "name=stopped", *SMALL, *options(400, *more))
     run_dir = tmp_path / "runs" / "stopped"
-    process = subprocess.Popen(
-        command_line(*arguments),
-        cwd=tmp_path,
-        env=clean_environment(tmp_path),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_protperf(*arguments, cwd=tmp_path, stderr=subprocess.PIPE)
     wait_for(run_dir / "metrics.csv", process)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
