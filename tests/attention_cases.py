@@ -163,8 +163,8 @@ def gates_of(k: Tensor) -> Tensor:
 
 @cache
 def pooling(rank: int = 16, length: int = 8192) -> Tensor:
-    """Return E and F `(2, P, N)`; a mixture of 100 tokens is about as long as one of them."""
-    return normal(2, rank, length, seed=98, scale=0.1)
+    """Return E and F `(2, P, N)`; a mixture of 400 tokens is about as long as one of them."""
+    return normal(2, rank, length, seed=98, scale=0.05)
 
 
 def assert_same_bits(kind: str, found: Tensor, expected: Tensor) -> None:

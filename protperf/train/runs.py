@@ -31,6 +31,7 @@ from protperf.config import to_dict
 from protperf.data import WindowData
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
+from protperf.formats.manifest import check_lengths
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
 from protperf.loggers import CheckpointSender, build_loggers
 from protperf.model import ProteinModel
@@ -47,9 +48,14 @@ _ATTENTION_KEYS = (
     "projection_norms",
     "projection_seed",
     "features",
+    "rfa_gate",
+    "linformer_rank",
+    "linformer_length",
+    "lsh_rounds",
+    "lsh_buckets",
     "softmax_layers",
 )
-"""Keys of the model that decide what features its attention has."""
+"""Keys of the model that decide what its attention has of its own."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,16 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
     _check_batch(settings)
     pl.seed_everything(seed, verbose=False)
     data = WindowData(settings.data, settings.objective, seed=seed)
+    for path, shards in zip(
+        (settings.data.path, *settings.data.more_paths), data.train_shards.sets, strict=True
+    ):
+        check_lengths(
+            shards.manifest,
+            path,
+            window=data.window,
+            across=settings.data.attend_across_documents,
+            most=settings.model.max_length,
+        )
     description = describe(
         settings.model,
         settings.objective,
