@@ -192,6 +192,11 @@ class ProteinModel(nn.Module):
         return self.config.max_length
 
     @property
+    def max_residues(self) -> int | None:
+        """Most residues of a protein between `<bos>` and `<eos>`; `None`: any number."""
+        return None if self.max_length is None else self.max_length - 2
+
+    @property
     def head_dim(self) -> int:
         """Width K of one head."""
         return self.config.model_dim // self.config.num_heads
@@ -308,5 +313,6 @@ def _norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 def _is_projection(name: str) -> bool:
-    """Return whether a weight belongs to features, which another kind of attention does not have."""
-    return name.endswith((".projection", ".pair_square", ".log_factor")) or name == "redraws"
+    """Return whether a weight belongs to a kind of attention, so that another kind does not have it."""
+    own = (".projection", ".pair_square", ".log_factor", ".pooling", ".gate.weight", ".gate.bias")
+    return name.endswith(own) or name == "redraws"
