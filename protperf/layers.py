@@ -23,8 +23,8 @@ from protperf.vocab import VOCABULARY
 INIT_TEMPERATURE = 1.0
 """|q||k|/sqrt(K) of a new model with `qk_norm`: a weight estimated with 256 features is then off by 17 %, about."""
 
-Look = Callable[[Tensor, Tensor, Tensor | None], None]
-"""What `ProteinModel.watch` calls in each layer: with q and k `(B, H, L, K)` as they enter attention, and documents."""
+Look = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+"""What `ProteinModel.watch` calls in each layer: with q, k and v `(B, H, L, K)` as they enter attention, and documents."""
 
 
 class Block(nn.Module):
@@ -49,7 +49,7 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor] | None,
         look: Look | None = None,
     ) -> Tensor:
-        """Return `(B, L, D)`; `look`, if there is one, is shown queries and keys."""
+        """Return `(B, L, D)`; `look`, if there is one, is shown queries, keys and values."""
         gathered = self.attention(x if self.post else self.attention_norm(x), documents, rotation, look)
         return self._add(x, gathered)
 
@@ -112,8 +112,12 @@ class SelfAttention(nn.Module):
         """Return `(B, L, D)`."""
         q, k, v = self.queries_keys_values(x, rotation)
         if look is not None:
-            look(q, k, documents)
-        out = attend(
+            look(q, k, v, documents)
+        return self.out(self.gather(q, k, v, documents).transpose(1, 2).flatten(2))
+
+    def gather(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+        """Let every token gather values, `(B, H, L, K)`, from q, k and v as they enter attention."""
+        return attend(
             q,
             k,
             v,
@@ -123,7 +127,6 @@ class SelfAttention(nn.Module):
             projection=self.projection,
             pair_square=self.pair_square,
         )
-        return self.out(out.transpose(1, 2).flatten(2))
 
     def onward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, state: State | None
@@ -149,12 +152,17 @@ class SelfAttention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, L, K)
         if self.log_temperature is not None:
             q, k = (with_temperature(y, self.log_temperature) for y in (q, k))
-        if self.log_factor is not None:
-            factor = torch.exp(self.log_factor / 2)[:, None, None].to(q.dtype)
-            q, k = q * factor, k * factor
+        q, k = self.with_factor(q, k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
+
+    def with_factor(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q and k `(B, H, L, K)` with the learned factor of each head's logits, if there is one."""
+        if self.log_factor is None:
+            return q, k
+        factor = torch.exp(self.log_factor / 2)[:, None, None].to(q.dtype)
+        return q * factor, k * factor
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move the buffers with the module, but never change their type (`.half()`, `.to(bfloat16)`)."""

@@ -67,7 +67,7 @@ def watch_layers(
     """
     seen = 0
 
-    def count(q: Tensor, k: Tensor, _: Tensor | None) -> None:
+    def count(q: Tensor, k: Tensor, _: Tensor, __: Tensor | None) -> None:
         nonlocal seen
         look(seen, q, k)
         seen += 1
