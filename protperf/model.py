@@ -210,8 +210,8 @@ class ProteinModel(nn.Module):
         Args:
             weights: what `state_dict` gave.
             place: the file's name, for messages.
-            projections: `load` takes the stored projections; `draw` keeps this model's own, for weights that were
-                trained with another number of features.
+            projections: `load` takes the stored projections; `draw` keeps this model's own and what else belongs to
+                its features, for weights that were trained with other features or with exact attention.
 
         Raises:
             ValueError: a key is missing, unknown or of another shape; the message names it.
@@ -250,7 +250,9 @@ class ProteinModel(nn.Module):
             x = x + self.position_embedding(places)
         if self.config.positions == "absolute":
             x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
-        rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
+        rotation = None
+        if self.config.positions == "rope":
+            rotation = rotations(places, self.head_dim, self.config.rope_frequencies)
         return self.dropout(self.embedding_norm(x)), rotation
 
     def _check_places(self, places: Tensor) -> None:
@@ -283,8 +285,10 @@ class ProteinModel(nn.Module):
         self.redraws.fill_(redraw)  # type: ignore[operator]
 
     def _initialise(self) -> None:
-        """Draw weights from N(0, 0.02^2); what ends in a residual sum is narrower by sqrt(2 layers)."""
+        """Draw weights from N(0, 0.02^2), biases zero; what ends in a residual sum is narrower by sqrt(2 layers)."""
         for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
             if parameter.dim() == 2:
                 narrower = (2 * self.config.num_layers) ** 0.5 if name.endswith("out.weight") else 1.0
                 nn.init.normal_(parameter, std=INIT_STD / narrower)
@@ -295,4 +299,5 @@ def _norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 def _is_projection(name: str) -> bool:
-    return name.endswith(".projection") or name == "redraws"
+    """Return whether a weight belongs to features, which another kind of attention does not have."""
+    return name.endswith((".projection", ".pair_square", ".log_factor")) or name == "redraws"

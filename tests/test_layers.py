@@ -140,6 +140,17 @@ def _shared(model: ProteinModel) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if not name.endswith("projection")}
 
 
+def test_weights_of_these_parts_begin_as_the_docs_say():
+    torch.manual_seed(0)
+    parts = ModelConfig(positions="learned", max_positions=99, head="dense", tied_head=False, biases=True)
+    for name, parameter in ProteinModel(parts, causal=False).named_parameters():
+        if parameter.dim() == 2:
+            assert 0.006 < parameter.std() < 0.022, name
+        else:
+            expected = 0.0 if name.endswith("bias") else 1.0
+            assert torch.equal(parameter, torch.full_like(parameter, expected)), name
+
+
 def test_a_factor_of_the_logits_is_one_of_both_queries_and_keys():
     model = make_model(attention="favor", features="learned", num_layers=1, positions="none")
     attention: Any = model.blocks[0].attention

@@ -70,7 +70,7 @@ def convert_fairseq(source: Source, *, heads: int | None = None) -> Converted:
     names = HeadNames(
         dense=f"{base}lm_head.dense",
         norm=f"{base}lm_head.layer_norm",
-        matrix=(f"{base}lm_head.weight",),
+        matrix=f"{base}lm_head.weight",
         bias=(f"{base}lm_head.bias",),
     )
     state |= take_head(tensors, names, embedding=embedding, tokens=tokens, tied=None)

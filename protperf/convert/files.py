@@ -199,7 +199,8 @@ def _find_vocabulary(
     if vocabulary_of(config):
         assert config_path is not None
         return read_vocabulary(config_path), config_path
-    return (ESM_ALPHABET if config.get("model_type") == "esm" else ()), config_path
+    is_esm = config.get("model_type") == "esm" and config.get("vocab_size") in (None, len(ESM_ALPHABET))
+    return (ESM_ALPHABET if is_esm else ()), config_path
 
 
 def _weights_in(folder: Path) -> list[Path]:

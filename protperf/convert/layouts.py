@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from protperf.config import ModelConfig
+from protperf.convert.settings import Settings
 from protperf.convert.tensors import Tensors
 from protperf.convert.tokens import TokenMap
 from protperf.formats import FormatError
@@ -58,12 +59,28 @@ class Converted:
 
 @dataclass(frozen=True)
 class HeadNames:
-    """What a layout calls the parts of the head; a matrix or bias may stand there under several names."""
+    """What a layout calls the parts of the head; the bias may stand there under several names, of which the first counts."""
 
     dense: str
     norm: str
-    matrix: tuple[str, ...]
+    matrix: str
     bias: tuple[str, ...]
+
+
+def check_transformers(settings: Settings, *, num_rows: int) -> None:
+    """Refuse what a config of transformers may ask for and our model does not do.
+
+    Args:
+        settings: the config.
+        num_rows: of the embedding.
+
+    Raises:
+        FormatError: the key, what it is, what is allowed.
+    """
+    settings.only("vocab_size", num_rows)
+    settings.only("hidden_act", "gelu")
+    settings.only("is_decoder", False)
+    settings.only("add_cross_attention", False)
 
 
 def take_head(
@@ -86,16 +103,16 @@ def take_head(
     state = {
         **tensors.linear(names.dense, "head.dense", width, width),
         **tensors.linear(names.norm, "head.norm", width),
-        "head.bias": tokens.pick_bias(tensors.equal_or_one(names.bias, num_rows)),
+        "head.bias": tokens.pick_bias(tensors.first_of(names.bias, num_rows, tied=tied is not False)),
     }
-    if tied and not any(name in tensors for name in names.matrix):
+    if tied and names.matrix not in tensors:
         return state
-    matrix = tensors.equal_or_one(names.matrix, num_rows, width)
+    matrix = tensors.take(names.matrix, num_rows, width)
     if matrix.equal(embedding):
         return state
     if tied:
         raise FormatError(
-            f"{tensors.place}: {names.matrix[0]} is not the embedding, but the config ties them (tie_word_embeddings); "
+            f"{tensors.place}: {names.matrix} is not the embedding, but the config ties them (tie_word_embeddings); "
             "set it to false to take the matrix of the file"
         )
     return {**state, "head_matrix": tokens.pick(matrix)}

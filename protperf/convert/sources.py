@@ -8,12 +8,18 @@ from pathlib import Path
 
 from protperf.checkpoint import TrainedModel
 from protperf.config import ObjectiveConfig
+from protperf.convert.bert import convert_bert, convert_roberta
+from protperf.convert.esm import convert_esm
 from protperf.convert.fairseq import convert_fairseq, encoder_of
 from protperf.convert.files import read_source
 from protperf.convert.layouts import Converted, Source
 from protperf.formats import FormatError
 from protperf.formats.sizes import hash_file
 from protperf.model import ProteinModel
+
+_FAIRSEQ = "fairseq RoBERTa"
+_LAYOUTS = {"bert": convert_bert, "roberta": convert_roberta, "esm": convert_esm, _FAIRSEQ: convert_fairseq}
+"""`model_type` of a config -> what converts such weights; fairseq's have none."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,14 @@ def convert_source(source: Source, *, heads: int | None = None) -> tuple[str, Co
     """
     kind = source.config.get("model_type")
     if kind is None and encoder_of(source):
-        return "fairseq RoBERTa", convert_fairseq(source, heads=heads)
-    raise FormatError(
-        f"{source.config_place}: model_type is {kind!r}; allowed: none yet, or weights with fairseq's names of RoBERTa"
-    )
+        kind = _FAIRSEQ
+    if kind not in _LAYOUTS:
+        raise FormatError(
+            f"{source.config_place}: weights of model_type {kind!r}; allowed: {', '.join(_LAYOUTS)} (Sapiens, told by its names)"
+        )
+    if not source.vocabulary:
+        raise FormatError(
+            f"{source.weights_path.parent}: no vocabulary (vocab.txt, tokenizer.json, vocab.json, or vocab_list in the config); "
+            "give --vocab FILE"
+        )
+    return kind, _LAYOUTS[kind](source, heads=heads)

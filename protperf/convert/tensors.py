@@ -82,20 +82,33 @@ class Tensors:
             f"{own}.bias": self.take(f"{source}.bias", shape[0]),
         }
 
-    def equal_or_one(self, names: tuple[str, ...], *shape: int) -> Tensor:
+    def first_of(self, names: tuple[str, ...], *shape: int, tied: bool) -> Tensor:
         """Take a tensor that a source may hold under several names.
 
+        Args:
+            names: the first that is there counts.
+            shape: what it must be.
+            tied: whether the others are the same tensor; if not, they are ignored.
+
         Raises:
-            FormatError: it is under none of them, or two differ.
+            FormatError: it is under none of them, or two differ that are one.
         """
-        there = [name for name in names if name in self] or [names[0]]
-        taken = [self.take(name, *shape) for name in there]
-        for name, tensor in zip(there, taken, strict=True):
-            if not tensor.equal(taken[0]):
+        there = [name for name in names if name in self] or list(names[-1:])
+        first, *others = (self.take(name, *shape) for name in there)
+        for name, other in zip(there[1:], others, strict=True):
+            if other.equal(first):
+                continue
+            if tied:
                 raise FormatError(
-                    f"{self.place}: {there[0]} and {name} differ, but are one tensor in this layout; give weights as they were saved"
+                    f"{self.place}: {there[0]} and {name} differ, but the config ties them (tie_word_embeddings); give the "
+                    "config of these weights"
                 )
-        return taken[0]
+            self.ignored.append(name)
+        return first
+
+    def names(self, pattern: str) -> list[str]:
+        """Return the names that match a regular expression as a whole and were not taken."""
+        return [name for name in self._left if re.fullmatch(pattern, name)]
 
     def ignore(self, pattern: str) -> None:
         """Set aside what has no part in the scores of tokens.
@@ -103,7 +116,7 @@ class Tensors:
         Args:
             pattern: a regular expression of whole names.
         """
-        names = [name for name in self._left if re.fullmatch(pattern, name)]
+        names = self.names(pattern)
         self.ignored += names
         for name in names:
             del self._left[name]

@@ -94,10 +94,11 @@ def map_tokens(vocabulary: Sequence[str], *, num_rows: int, place: str) -> Token
             "start, end, mask and unknown"
         )
     rows = set(found.values())
+    names = [*vocabulary, *(f"(row {row})" for row in range(len(vocabulary), num_rows))]
     return TokenMap(
         rows=tuple(found["<unk>"] if row < 0 else row for row in found.values()),
         lacking=tuple(token for token, row in found.items() if row < 0),
-        left_out=tuple(token for row, token in enumerate(vocabulary) if row not in rows),
+        left_out=tuple(token for row, token in enumerate(names) if row not in rows),
         num_rows=num_rows,
         padding=found["<pad>"],
         mask=found["<mask>"],
