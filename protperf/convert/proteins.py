@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,66 @@ _ORDER_EPOCH = EVALUATION_EPOCH - 1
 """The epoch of the draws that say which proteins are in a step: no step has it."""
 
 
+class Proteins(NamedTuple):
+    """Pieces of proteins, tokens as shown, uint8 `(L,)` each.
+
+    Attributes:
+        learned: what is learned from; empty where nothing is.
+        measured: what is measured on.
+        notes: what to say of both, a line each.
+        about: numbers of both, for the report.
+    """
+
+    learned: list[np.ndarray]
+    measured: list[np.ndarray]
+    notes: tuple[str, ...]
+    about: dict[str, int | str]
+
+
+def gather_proteins(fasta: Path | None, evaluate: Path | None, *, learns: bool, most: int) -> Proteins:
+    """Read proteins and share them out: from which is learned, and on which is measured.
+
+    Args:
+        fasta: proteins for both; a tenth of them is held out where something is learned and `evaluate` is `None`.
+        evaluate: proteins to measure on alone.
+        learns: whether something is learned.
+        most: tokens of a piece; longer proteins are cut.
+
+    Raises:
+        ValueError: a file that cannot be read, or too few proteins.
+    """
+    notes: list[str] = []
+
+    def read(path: Path) -> list[np.ndarray]:
+        proteins, lines = read_proteins(path)
+        notes.extend(lines)
+        return proteins
+
+    given = [] if fasta is None else read(fasta)
+    learned, measured = (given if learns else []), given
+    if evaluate is not None:
+        measured = read(evaluate)
+    elif learns:
+        try:
+            learned, measured = hold_out(given)
+        except ValueError as error:
+            raise ValueError(f"{fasta}: {error}") from None
+    shared = count_shared(measured, learned)
+    about = {"learned_from": len(learned), "measured_on": len(measured), "measured_and_learned_from": shared}
+    if learns:
+        notes.append(
+            f"learns from {len(learned):,} proteins, measured on {len(measured):,} "
+            f"{'held-out ones' if evaluate is None else f'of {evaluate}'}"
+            + (f", {shared:,} of which it learns from" if shared else "")
+        )
+    cut = sum(len(protein) + 2 > most for protein in (*learned, *measured))
+    if cut:
+        notes.append(f"{cut:,} proteins of more than {most - 2:,} residues are read in pieces")
+    pieces = [cut_proteins(part, most=most) for part in (learned, measured)]
+    files = {name: str(path) for name, path in (("fasta", fasta), ("evaluate", evaluate)) if path is not None}
+    return Proteins(pieces[0], pieces[1], tuple(notes), {**files, **about})
+
+
 def read_proteins(path: Path) -> tuple[list[np.ndarray], list[str]]:
     """Read a sequence file: residues of each protein, uint8 `(L,)`, and what to say of the reading.
 
@@ -42,7 +103,9 @@ def read_proteins(path: Path) -> tuple[list[np.ndarray], list[str]]:
     reader = SequenceReader([path])
     proteins = [record.tokens for record in reader]
     if not proteins:
-        raise ValueError(f"{path}: no protein that can be read; {next(iter(reader.skipped_examples)).message}")
+        raise ValueError(
+            f"{path}: no protein that can be read; {next(iter(reader.skipped_examples)).message}"
+        )
     return proteins, list(reader.summary())
 
 
@@ -166,7 +229,9 @@ def measure_accuracy(
         losses, hits = answer_each(Answerer(model, across=True), batch)
         nll, correct, asked = nll + float(losses.sum()), correct + int(hits.sum()), asked + len(hits)
     if not asked:
-        raise ValueError("no residue was asked: the proteins to measure on are too few and too short; give more")
+        raise ValueError(
+            "no residue was asked: the proteins to measure on are too few and too short; give more"
+        )
     return {**summarise(nll, asked, correct), "asked": asked}
 
 

@@ -11,9 +11,6 @@ from torch import Tensor
 from protperf.attention.norms import QueryKeySums
 from protperf.model import ProteinModel
 
-SWAPS = ("favor", "favor_hyperbolic", "oprf", "relu", "relu_unprojected", "elu")
-"""What exact attention may be swapped for: feature maps of queries and keys as they are, in both directions."""
-
 
 def swap_attention(
     exact: ProteinModel,
@@ -28,7 +25,7 @@ def swap_attention(
 
     Args:
         exact: with exact attention in all layers.
-        attention: one of `SWAPS`.
+        attention: one of `swap_options.SWAPS`.
         num_features: rows of the projection.
         projection_seed: of its draw.
         softmax_layers: which layers keep exact attention, from 0.
@@ -75,7 +72,11 @@ def measure_pair_squares(
     sums: QueryKeySums | None = None
     for tokens, documents in batches:
         found = exact.query_key_sums(tokens, documents)
-        sums = found if sums is None else QueryKeySums(*(one + two for one, two in zip(sums, found, strict=True)))
+        sums = (
+            found
+            if sums is None
+            else QueryKeySums(*(one + two for one, two in zip(sums, found, strict=True)))
+        )
     assert sums is not None, "nothing to measure on"
     for block, value in zip(model.blocks, sums.pair_squares(), strict=True):
         if block.attention.pair_square is not None:  # type: ignore[union-attr]

@@ -16,7 +16,6 @@ from protperf.convert.transfer import rate_factor
 from protperf.model import ProteinModel
 from protperf.objectives import answer
 
-METHODS = ("full", "lora")
 LORA_TARGETS = r"blocks\.\d+\.(attention\.(qkv|out)|feedforward\.(into|out))"
 """The matrices that LoRA adds to: all of the blocks."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -90,7 +91,10 @@ def measure_approximation(
         sums = found if sums is None else sums.plus(found)
         real = documents >= 0
         with torch.no_grad():
-            pairs = zip(*(model.states(tokens, documents, layers=layers) for model in (exact, approximate)), strict=True)
+            pairs = zip(
+                *(model.states(tokens, documents, layers=layers) for model in (exact, approximate)),
+                strict=True,
+            )
         for layer, (y, z) in enumerate(pairs):
             drift[layer] += (z - y)[real].double().square().sum().cpu()
             size[layer] += y[real].double().square().sum().cpu()
@@ -98,9 +102,7 @@ def measure_approximation(
     return _ratios(sums, torch.sqrt(drift / size), head_dim=exact.head_dim)
 
 
-def sum_heads(
-    attention: SelfAttention, q: Tensor, k: Tensor, v: Tensor, documents: Tensor
-) -> HeadSums:
+def sum_heads(attention: SelfAttention, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> HeadSums:
     """Return the sums of one layer.
 
     Args:
@@ -116,10 +118,10 @@ def sum_heads(
         """Sum `(B, H, L)` over real tokens."""
         return values.double().masked_fill(~real.unsqueeze(1), 0.0).sum((0, 2)).cpu()
 
-    exactly = {"kind": "softmax", "causal": attention.causal}
-    y = attend(q, k, v, documents, **exactly)
+    gather_exactly = partial(attend, kind="softmax", causal=attention.causal)
+    y = gather_exactly(q, k, v, documents)
     z = attention.gather(*attention.with_factor(q, k), v, documents)
-    m = attend(torch.zeros_like(q), k, v, documents, **exactly)
+    m = gather_exactly(torch.zeros_like(q), k, v, documents)
     entropy, most = _entropies(q, k, documents, causal=attention.causal)
     return HeadSums(
         tokens=total(torch.ones_like(entropy)),
