@@ -75,13 +75,14 @@ def transfer_losses(
         exact: says what is gathered, y.
         model: what it gathers from the same queries, keys and values is z.
         tokens: as shown, `(B, L)`.
-        documents: int32 `(B, L)`.
+        documents: int32 `(B, L)`: one a row, padding behind it.
         backward: whether to add the gradients of their sum to those of the learned features, layer by layer, so
             that memory is that of one layer.
     """
     losses: list[Tensor] = []
 
     def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> None:
+        assert seen is not None
         attention = cast(SelfAttention, model.blocks[len(losses)].attention)
         with torch.set_grad_enabled(backward):
             loss = gathering_loss(attention, q, k, v, seen)
@@ -93,18 +94,23 @@ def transfer_losses(
     return torch.stack(losses)
 
 
-def gathering_loss(
-    attention: SelfAttention, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None
-) -> Tensor:
+def gathering_loss(attention: SelfAttention, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:
     """Return sum |z - y|^2 / sum |y|^2 over tokens and heads; z is what `attention` gathers, y what softmax does.
+
+    Row by row, so that padding and masks are not there at all: on a CPU that takes a third of the time.
 
     Args:
         attention: the approximation; its factor of the logits is applied here.
         q: `(B, H, L, K)`, of exact attention.
         k: likewise.
         v: likewise.
-        documents: int32 `(B, L)`; padding gathers nothing in both.
+        documents: int32 `(B, L)`: one a row, padding behind it.
     """
-    y = attend(q, k, v, documents, kind="softmax", causal=attention.causal)
-    z = attention.gather(*attention.with_factor(q, k), v, documents)
-    return (z - y).square().sum() / y.square().sum()
+    scaled_q, scaled_k = attention.with_factor(q, k)
+    error, size = q.new_zeros(()), q.new_zeros(())
+    for row, length in enumerate((documents >= 0).sum(1).tolist()):
+        part = (slice(row, row + 1), slice(None), slice(length))
+        y = attend(q[part], k[part], v[part], kind="softmax", causal=attention.causal)
+        z = attention.gather(scaled_q[part], scaled_k[part], v[part], None)
+        error, size = error + (z - y).square().sum(), size + y.square().sum()
+    return error / size
