@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
-from protperf.attention import UNPROJECTED, State, attend, attend_onward
+from protperf.attention import BIDIRECTIONAL, PROJECTED, Hashing, State, attend, attend_onward
 from protperf.attention.norms import with_temperature
 from protperf.config import ModelConfig
 from protperf.positions import rotate
@@ -23,8 +23,13 @@ from protperf.vocab import VOCABULARY
 INIT_TEMPERATURE = 1.0
 """|q||k|/sqrt(K) of a new model with `qk_norm`: a weight estimated with 256 features is then off by 17 %, about."""
 
-Look = Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-"""What `ProteinModel.watch` calls in each layer: with q, k and v `(B, H, L, K)` as they enter attention, and documents."""
+INIT_GATE = 6.0
+"""Logit of a new gate: 1 - sigmoid(6) = 1/404, so that a token remembers about a protein's length; a gate that starts in
+the middle forgets all but the last few, and no gradient would tell it of the rest."""
+
+Look = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
+"""What `ProteinModel.watch` calls in each layer: with q, k and v `(B, H, L, K)` as they enter attention, documents, and the
+logits of gates `(B, H, L)` where there are any."""
 
 
 class Block(nn.Module):
@@ -73,27 +78,39 @@ class SelfAttention(nn.Module):
     """Multi-head attention.
 
     Its random projection is a float32 buffer `(M, K)` and stays one; with `features: learned` it is a parameter
-    `(H, M, K)` of its own for each head, beside a learned factor of each head's logits.
+    `(H, M, K)` of its own for each head, beside a learned factor of each head's logits. Queries of `reformer` are its keys.
     """
 
     projection: Tensor | None
     pair_square: Tensor | None
+    pooling: nn.Parameter | None
 
     def __init__(self, config: ModelConfig, *, causal: bool, layer: int) -> None:
         super().__init__()
         self.kind = config.attention_of(layer)
+        if causal and self.kind in BIDIRECTIONAL:
+            raise ValueError(
+                f"model.attention is {self.kind!r}, which has no causal form; allowed: another attention, or objective=masked"
+            )
         self.causal = causal
         self.num_heads = config.num_heads
         head_dim = config.model_dim // config.num_heads
-        self.qkv = nn.Linear(config.model_dim, 3 * config.model_dim, bias=config.biases)
+        self.parts = 2 if self.kind == "reformer" else 3
+        self.qkv = nn.Linear(config.model_dim, self.parts * config.model_dim, bias=config.biases)
         self.out = nn.Linear(config.model_dim, config.model_dim, bias=config.biases)
         self.log_temperature: nn.Parameter | None = None
         self.log_factor: nn.Parameter | None = None
         if config.qk_norm:
             self.log_temperature = nn.Parameter(torch.full((config.num_heads,), math.log(INIT_TEMPERATURE)))
-        drawn = None
-        if is_projected(self.kind):
-            drawn = torch.empty(config.num_features, head_dim, dtype=torch.float32)
+        self.gate = None
+        if self.kind == "rfa" and causal and config.rfa_gate:
+            self.gate = nn.Linear(config.model_dim, config.num_heads)
+        self.hashing = Hashing(config.lsh_rounds, config.lsh_buckets, config.lsh_window)
+        pooled = (2, config.linformer_rank, config.linformer_length) if self.kind == "linformer" else None
+        self.register_parameter("pooling", None if pooled is None else nn.Parameter(torch.empty(pooled)))
+        drawn, rows = None, self.hashing.num_rows if self.kind == "reformer" else config.num_features
+        if self.kind in PROJECTED and rows:
+            drawn = torch.empty(rows, head_dim, dtype=torch.float32)
         if drawn is not None and config.features == "learned":
             self.log_factor = nn.Parameter(torch.zeros(config.num_heads))
             self.register_parameter("projection", nn.Parameter(drawn.repeat(config.num_heads, 1, 1)))
@@ -111,21 +128,23 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Return `(B, L, D)`."""
         q, k, v = self.queries_keys_values(x, rotation)
+        gate = self._gate_logits(x)
         if look is not None:
-            look(q, k, v, documents)
-        return self.out(self.gather(q, k, v, documents).transpose(1, 2).flatten(2))
+            look(q, k, v, documents, gate)
+        return self.out(self.gather(q, k, v, documents, gate).transpose(1, 2).flatten(2))
 
-    def gather(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
-        """Let every token gather values, `(B, H, L, K)`, from q, k and v as they enter attention."""
+    def gather(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, gate: Tensor | None = None
+    ) -> Tensor:
+        """Let every token gather values, `(B, H, L, K)`, from q, k, v and gates as they enter attention."""
         return attend(
             q,
             k,
             v,
             documents,
-            kind=self.kind,
             causal=self.causal,
-            projection=self.projection,
-            pair_square=self.pair_square,
+            gate=gate,
+            **self.choices(),
         )
 
     def onward(
@@ -137,19 +156,33 @@ class SelfAttention(nn.Module):
             q,
             k,
             v,
-            kind=self.kind,
-            projection=self.projection,
-            pair_square=self.pair_square,
+            gate=self._gate_logits(x),
             state=state,
+            **self.choices(),
         )
         return self.out(out.transpose(1, 2).flatten(2)), state
+
+    def choices(self) -> dict[str, Any]:
+        """Return what `attend` and its relatives must know of this layer, but for the direction and the gate."""
+        return {
+            "kind": self.kind,
+            "projection": self.projection,
+            "pair_square": self.pair_square,
+            "pooling": self.pooling,
+            "hashing": self.hashing,
+        }
+
+    def _gate_logits(self, x: Tensor) -> Tensor | None:
+        """Return the logits of gates, `(B, H, L)`, if there are any."""
+        return None if self.gate is None else self.gate(x).transpose(1, 2)
 
     def queries_keys_values(
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v, each `(B, H, L, K)`, normalised and turned by position as they enter attention."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, K)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, L, K)
+        qkv = self.qkv(x).unflatten(-1, (self.parts, self.num_heads, -1))  # (B, L, 3 or 2, H, K)
+        q, *_, v = parts = qkv.permute(2, 0, 3, 1, 4).unbind()  # each (B, H, L, K)
+        k = parts[-2]
         if self.log_temperature is not None:
             q, k = (with_temperature(y, self.log_temperature) for y in (q, k))
         q, k = self.with_factor(q, k)
@@ -210,8 +243,3 @@ class Head(nn.Module):
     def forward(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         """Return scores `(..., V)` for hidden states `(..., D)`; `matrix` is `(V, D)`."""
         return linear(self.norm(gelu(self.dense(hidden))), matrix, self.bias)
-
-
-def is_projected(attention: str) -> bool:
-    """Return whether a kind of attention has a random projection."""
-    return attention != "softmax" and attention not in UNPROJECTED

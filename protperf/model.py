@@ -23,7 +23,7 @@ from protperf.attention import (
 )
 from protperf.attention.norms import QueryKeySums, sum_queries_keys
 from protperf.config import ModelConfig
-from protperf.layers import Block, Head, Look
+from protperf.layers import INIT_GATE, Block, Head, Look
 from protperf.positions import rotations, sinusoids
 from protperf.vocab import VOCABULARY
 
@@ -156,7 +156,7 @@ class ProteinModel(nn.Module):
             documents: as in `forward`; padding is left out.
         """
         sums: list[QueryKeySums] = []
-        self.watch(tokens, documents, lambda q, k, _, seen: sums.append(sum_queries_keys(q, k, seen)))
+        self.watch(tokens, documents, lambda q, k, _, seen, __: sums.append(sum_queries_keys(q, k, seen)))
         by_layer = zip(*(layer[1:] for layer in sums), strict=True)
         return QueryKeySums(sums[0].tokens, *(torch.cat(parts) for parts in by_layer))
 
@@ -189,7 +189,7 @@ class ProteinModel(nn.Module):
     @property
     def max_length(self) -> int | None:
         """Most tokens of a document, `<bos>` and `<eos>` included; `None`: any number."""
-        return self.config.max_positions if self.config.positions == "learned" else None
+        return self.config.max_length
 
     @property
     def head_dim(self) -> int:
@@ -243,8 +243,11 @@ class ProteinModel(nn.Module):
         x = self.embedding(tokens.long())
         if self.config.token_dropout:
             masked = tokens == VOCABULARY.mask
-            share = share_in_documents(masked, documents).to(x.dtype)
-            x = x.masked_fill(masked.unsqueeze(-1), 0.0) * ((1 - EXPECTED_MASKED) / (1 - share)).unsqueeze(-1)
+            share = share_in_documents(masked, documents)
+            scale = torch.where(
+                share < 1, (1 - EXPECTED_MASKED) / (1 - share), 0.0
+            )  # a rest of a protein may be all masked
+            x = x.masked_fill(masked.unsqueeze(-1), 0.0) * scale.to(x.dtype).unsqueeze(-1)
         if self.position_embedding is not None:
             self._check_places(places)
             x = x + self.position_embedding(places)
@@ -271,24 +274,30 @@ class ProteinModel(nn.Module):
 
     def _draw_projections(self, redraw: int) -> None:
         for layer, block in enumerate(self.blocks):
-            if block.attention.projection is None:  # type: ignore[union-attr]
+            projection: Tensor | None = block.attention.projection  # type: ignore[union-attr, assignment]
+            if projection is None:
                 continue
             generator = projection_generator(self.config.projection_seed, layer=layer, redraw=redraw)
             drawn = draw_projection(
-                self.config.num_features,
+                projection.shape[-2],
                 self.head_dim,
                 coupling=self.config.projection,
                 norms=self.config.projection_norms,
                 generator=generator,
             )
-            block.attention.projection.data.copy_(drawn)  # type: ignore[union-attr, operator]
+            projection.data.copy_(drawn)
         self.redraws.fill_(redraw)  # type: ignore[operator]
 
     def _initialise(self) -> None:
-        """Draw weights from N(0, 0.02^2), biases zero; what ends in a residual sum is narrower by sqrt(2 layers)."""
+        """Draw weights from N(0, 0.02^2), biases zero; what ends in a residual sum is narrower by sqrt(2 layers).
+
+        Pooling is drawn from N(0, 1 / P), so that a mixture of P tokens is as long as one of them.
+        """
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
-                nn.init.zeros_(parameter)
+                nn.init.constant_(parameter, INIT_GATE if name.endswith("gate.bias") else 0.0)
+            if name.endswith("pooling"):
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
             if parameter.dim() == 2:
                 narrower = (2 * self.config.num_layers) ** 0.5 if name.endswith("out.weight") else 1.0
                 nn.init.normal_(parameter, std=INIT_STD / narrower)

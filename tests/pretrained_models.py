@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -102,6 +104,48 @@ def save(model: Any, folder: Path, *, form: str, vocabulary: Sequence[str] | Non
     if vocabulary is not None:
         (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     return folder
+
+
+def as_fairseq(model: nn.Module, folder: Path, *, name: str) -> Path:
+    """Write a RoBERTa of transformers with fairseq's names; return the file."""
+    renamed = {
+        "roberta.embeddings.word_embeddings": "decoder.sentence_encoder.embed_tokens",
+        "roberta.embeddings.position_embeddings": "decoder.sentence_encoder.embed_positions",
+        "roberta.embeddings.LayerNorm": "decoder.sentence_encoder.emb_layer_norm",
+        "roberta.encoder.layer": "decoder.sentence_encoder.layers",
+        "attention.self.query": "self_attn.q_proj",
+        "attention.self.key": "self_attn.k_proj",
+        "attention.self.value": "self_attn.v_proj",
+        "attention.output.dense": "self_attn.out_proj",
+        "attention.output.LayerNorm": "self_attn_layer_norm",
+        "intermediate.dense": "fc1",
+        "output.dense": "fc2",
+        "output.LayerNorm": "final_layer_norm",
+        "lm_head.decoder": "lm_head",
+    }
+    found = dict(model.state_dict())
+    kinds = found.pop("roberta.embeddings.token_type_embeddings.weight")
+    places = "roberta.embeddings.position_embeddings.weight"
+    found[places] = found[places] + kinds[0]
+    found.pop("lm_head.bias")
+    for each in list(found):
+        new = each
+        for old, other in renamed.items():
+            new = new.replace(old, other)
+        new = f"decoder.{new}" if new.startswith("lm_head") else new
+        found[new] = found.pop(each).clone()
+    folder.mkdir()
+    save_file(found, folder / f"{name}.safetensors")
+    settings = {
+        "layers": 2,
+        "heads": 4,
+        "dim": 32,
+        "ffn": 48,
+        "layernorm_eps": 1e-12,
+        "vocab": ROBERTA_TOKENS,
+    }
+    (folder / f"{name}_config.json").write_text(json.dumps(settings))
+    return folder / f"{name}.safetensors"
 
 
 @torch.no_grad()

@@ -106,7 +106,7 @@ def test_the_report_is_what_a_count_by_hand_gives(causal: bool):
     tokens, documents = shown(pieces)
     found = measure_approximation(teacher, model, [(tokens[:1], documents[:1]), (tokens[1:], documents[1:])])
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
-    teacher.watch(tokens, documents, lambda q, k, v, _: seen.append((q.double(), k.double(), v.double())))
+    teacher.watch(tokens, documents, lambda q, k, v, *_: seen.append((q.double(), k.double(), v.double())))
     for layer, head in ((0, 0), (1, 1)):
         expected = _by_hand(model, seen[layer], layer, head, documents, causal=causal)
         for name, value in expected.items():

@@ -36,6 +36,13 @@ def positions_in_documents(documents: Tensor) -> Tensor:
     return index - torch.where(starts, index, 0).cummax(1).values
 
 
+def or_one_document(documents: Tensor | None, v: Tensor) -> Tensor:
+    """Return `documents (B, L)`; where there are none, int32 zeros for `v (B, H, L, K)`: one document a row."""
+    if documents is None:
+        return torch.zeros(v.shape[0], v.shape[2], dtype=torch.int32, device=v.device)
+    return documents
+
+
 def share_in_documents(marked: Tensor, documents: Tensor | None) -> Tensor:
     """Return for each token the share of marked tokens in its document, float32 `(B, L)`.
 

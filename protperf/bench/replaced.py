@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -26,16 +27,14 @@ def attention_replaced(by: Substitute) -> Iterator[None]:
         v: Tensor,
         documents: Tensor | None = None,
         *,
-        kind: str,
         causal: bool,
-        projection: Tensor | None = None,
-        pair_square: Tensor | None = None,
-        layout: str | None = None,
+        gate: Tensor | None,
+        **choices: Any,
     ) -> Tensor:
         return by(q, k, v).to(v.dtype)
 
     original = protperf.layers.attend
-    protperf.layers.attend = attend
+    protperf.layers.attend = attend  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protperf import __version__
-from protperf.attention import UNPROJECTED
+from protperf.attention.features import FEATURE_MAPS, UNPROJECTED
 from protperf.checkpoint.facts import RunFacts
 from protperf.checkpoint.loading import TrainedModel
 from protperf.config import ModelConfig
@@ -99,8 +99,20 @@ def _shape(trained: TrainedModel) -> Iterable[tuple[str, Any]]:
     yield "width", config.model_dim
     yield "heads", config.num_heads
     yield "feed-forward", f"{config.feedforward} {config.feedforward_dim} wide"
-    if config.attention != "softmax" and config.attention not in UNPROJECTED:
+    if config.attention in FEATURE_MAPS.keys() - UNPROJECTED:
         yield "random features", f"{config.num_features}, {_features(config)}, stored with the weights"
+    if config.attention == "rfa" and trained.model.causal:
+        yield "gate", "learned for each head" if config.rfa_gate else "none"
+    if config.attention == "linformer":
+        yield (
+            "pooled keys and values",
+            f"{config.linformer_rank}; proteins of at most {config.linformer_length - 2:,} residues",
+        )
+    if config.attention == "reformer":
+        yield (
+            "hashing",
+            f"{config.lsh_rounds} rounds of {config.lsh_buckets} buckets, {config.lsh_window} tokens to a side",
+        )
     if config.softmax_layers:
         yield "layers with exact attention", ", ".join(map(str, config.softmax_layers))
     yield "positions", _positions(config)

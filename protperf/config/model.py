@@ -16,6 +16,8 @@ _ATTENTIONS = (
     "trig",
     "rfa",
     "softmax",
+    "linformer",
+    "reformer",
 )
 
 
@@ -24,7 +26,8 @@ class ModelConfig:
     """Shape and parts of the model."""
 
     attention: str = "relu"
-    """favor, favor_hyperbolic, oprf, relu, relu_unprojected, elu, trig, rfa (linear in length) or softmax (exact)."""
+    """favor, favor_hyperbolic, oprf, relu, relu_unprojected, elu, trig, rfa (linear in length), softmax (exact),
+    linformer (pooled; bidirectional only) or reformer (hashed into buckets)."""
     num_layers: int = 4
     """Blocks of attention and feed-forward."""
     num_heads: int = 4
@@ -34,7 +37,7 @@ class ModelConfig:
     feedforward_dim: int = 256
     """Width between the two matrices of the feed-forward part."""
     num_features: int = 64
-    """Rows M of the random projection (unused by softmax, elu and relu_unprojected)."""
+    """Rows M of the random projection (unused by softmax, elu, relu_unprojected, linformer and reformer)."""
     projection: str = "orthogonal"
     """How rows are coupled: orthogonal, iid or simplex."""
     projection_norms: str = "chi"
@@ -43,6 +46,18 @@ class ModelConfig:
     """The projection is a function of (this seed, layer, redraw) alone."""
     features: str = "drawn"
     """drawn (by chance, the same for all heads) or learned (of each head, from that draw on, with a factor of its logits)."""
+    rfa_gate: bool = True
+    """Whether a causal rfa forgets by a learned gate of each head; a bidirectional one never does."""
+    linformer_rank: int = 256
+    """Pooled keys and values of linformer, whatever the length."""
+    linformer_length: int = 1024
+    """Most tokens of a document of linformer, `<bos>` and `<eos>` included: a layer has 2 * rank * length weights for it."""
+    lsh_rounds: int = 4
+    """Rounds of hashing of reformer."""
+    lsh_buckets: int = 16
+    """Buckets of a round of reformer: even, or 1 for none."""
+    lsh_window: int = 64
+    """Tokens of its bucket that a token of reformer sees, to each side that it may see."""
     softmax_layers: tuple[int, ...] = ()
     """Layers, from 0, that keep exact attention beside others that do not."""
     qk_norm: bool = False
@@ -91,6 +106,8 @@ class ModelConfig:
         check_choice(self, "head", ("matrix", "dense"))
         for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
             check_range(self, field, 1)
+        for field in ("linformer_rank", "linformer_length", "lsh_rounds", "lsh_buckets", "lsh_window"):
+            check_range(self, field, 1)
         check_range(self, "max_positions", 1 if self.positions == "learned" else 0)
         check_range(self, "dropout", 0.0, 0.99)
         check_range(self, "norm_eps", 0.0, 1.0)
@@ -111,6 +128,14 @@ class ModelConfig:
         return "softmax" if layer in self.softmax_layers else self.attention
 
     @property
+    def max_length(self) -> int | None:
+        """Most tokens of a document, `<bos>` and `<eos>` included; `None`: any number."""
+        limits = [self.max_positions] if self.positions == "learned" else []
+        if any(self.attention_of(layer) == "linformer" for layer in range(self.num_layers)):
+            limits.append(self.linformer_length)
+        return min(limits, default=None)
+
+    @property
     def is_exact_somewhere(self) -> bool:
         """Whether a layer has exact attention: time and memory are quadratic in the length of a row."""
         return any(self.attention_of(layer) == "softmax" for layer in range(self.num_layers))
@@ -125,7 +150,15 @@ class ModelConfig:
                 )
 
     def _check_domain(self) -> None:
-        """Refuse feature maps outside of what they are good for."""
+        """Refuse attentions outside of what they are good for."""
+        if self.lsh_buckets % 2 and self.lsh_buckets != 1:
+            raise ValueError(
+                f"ModelConfig.lsh_buckets is {self.lsh_buckets}; allowed: even numbers, or 1 for no hashing"
+            )
+        if self.attention == "reformer" and self.features == "learned":
+            raise ValueError(
+                "ModelConfig.features is 'learned', but a hash of attention 'reformer' has no gradient; set it to drawn"
+            )
         if self.attention == "trig" and not self.qk_norm:
             raise ValueError(
                 "ModelConfig.attention is 'trig', whose rows may sum to zero unless norms are small; "

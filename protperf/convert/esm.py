@@ -126,5 +126,6 @@ def _check_base(settings: Settings) -> None:
     settings.only("rope_theta", ROPE_BASE)
     settings.only("rope_scaling", {})
     rope = settings.get("rope_parameters") or {}
-    if rope.get("rope_theta", ROPE_BASE) != ROPE_BASE or rope.get("rope_type", "default") != "default":
+    usual = {"rope_theta": ROPE_BASE, "rope_type": "default"}
+    if not isinstance(rope, dict) or {**usual, **rope} != usual:
         raise settings.error("rope_parameters", f"rope_theta {ROPE_BASE} of rope_type 'default'")

@@ -41,26 +41,22 @@ def convert_fairseq(source: Source, *, heads: int | None = None) -> Converted:
     Raises:
         FormatError: something is missing, left over or does not fit; the message names it.
     """
-    tensors, settings = (
-        Tensors(source.tensors, str(source.weights_path)),
-        Settings(source.config, source.config_place),
-    )
+    tensors = Tensors(source.tensors, str(source.weights_path))
+    settings = Settings(source.config, source.config_place)
     encoder = encoder_of(source)
     assert encoder is not None
     base = encoder.removesuffix("sentence_encoder.")
     num_rows, width = tensors.shape(f"{encoder}embed_tokens.weight")
     tokens = map_tokens(source.vocabulary, num_rows=num_rows, place=source.vocabulary_place)
     settings.only("activation_fn", "gelu")
-    layers = 0
-    while f"{encoder}layers.{layers}.fc1.weight" in tensors:
-        layers += 1
+    layers = len(tensors.names(rf"{encoder}layers\.\d+\.fc1\.weight"))
     inner = tensors.shape(f"{encoder}layers.0.fc1.weight")[0]
     for key, found in (("layers", layers), ("dim", width), ("ffn", inner)):
         settings.only(key, found)
-    embedding = tensors.take(f"{encoder}embed_tokens.weight", num_rows, width)
+    words = tensors.take(f"{encoder}embed_tokens.weight", num_rows, width)
     positions = tensors.take(f"{encoder}embed_positions.weight", None, width)[tokens.padding + 1 :]
     state = {
-        "embedding.weight": tokens.pick(embedding),
+        "embedding.weight": tokens.pick(words),
         "position_embedding.weight": positions,
         **tensors.linear(f"{encoder}emb_layer_norm", "embedding_norm", width),
     }
@@ -73,7 +69,7 @@ def convert_fairseq(source: Source, *, heads: int | None = None) -> Converted:
         matrix=f"{base}lm_head.weight",
         bias=(f"{base}lm_head.bias",),
     )
-    state |= take_head(tensors, names, embedding=embedding, tokens=tokens, tied=None)
+    state |= take_head(tensors, names, embedding=words, tokens=tokens, tied=None)
     tensors.ignore(r".*\.version|.*\._float_tensor|classification_heads\..*")
     tensors.check_empty()
     config = ModelConfig(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +34,20 @@ def is_pretrained(path: Path) -> bool:
         try:
             found = find_checkpoint(path)
         except ValueError:
-            return bool(_weights_in(path)) or any((path / name).exists() for name in _INDEXES)
+            return bool(_weights_in(path)) or _is_cut(path)
         if found.parent != path or found.suffix != ".safetensors":
             return False
         path = found
     if path.suffix not in (".safetensors", ".json", *_PICKLES) or not path.is_file():
         return False
     config = find_config(path)
-    if config is None:
-        return path.name != WEIGHTS_NAME
     try:
-        content = json.loads(config.read_bytes())
+        content = None if config is None else json.loads(config.read_bytes())
     except (ValueError, RecursionError):
-        return path.name != WEIGHTS_NAME
-    return isinstance(content, dict) and (content.get("format"), content.get("model_type")) != (
-        FORMAT,
-        MODEL_TYPE,
-    )
+        content = None
+    if not isinstance(content, dict):
+        return path.name not in (WEIGHTS_NAME, CONFIG_NAME)
+    return content.get("format") != FORMAT and content.get("model_type") != MODEL_TYPE
 
 
 def read_source(path: Path, *, vocabulary: Path | None = None) -> Source:
@@ -89,7 +86,7 @@ def find_weights(path: Path) -> Path:
     folder = path if path.is_dir() else path.parent
     found = _weights_in(folder)
     if not found:
-        if any((folder / name).exists() for name in _INDEXES):
+        if _is_cut(folder):
             raise FormatError(
                 f"{folder}: its weights are cut into several files; save them as one (max_shard_size='100GB')"
             )
@@ -174,8 +171,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     if vocabulary is None and "model" not in content:
         vocabulary = content
     if isinstance(vocabulary, dict):
-        added = content.get("added_tokens") or []
-        vocabulary = _in_order({**vocabulary, **{token["content"]: token["id"] for token in added}})
+        vocabulary = _in_order([*vocabulary.items(), *_added_tokens(content)])
     is_list = isinstance(vocabulary, list) and len(vocabulary) > 0
     if not is_list or not all(isinstance(token, str) for token in vocabulary):
         raise FormatError(
@@ -204,12 +200,18 @@ def _find_vocabulary(
 
 
 def _weights_in(folder: Path) -> list[Path]:
-    """Return the file of weights that has the usual name, else all that may be it."""
+    """Return the file of weights that has the usual name, else all that may be it; none where they are cut into several."""
     for name in (WEIGHTS_NAME, PICKLE_NAME):
         if (folder / name).is_file():
             return [folder / name]
+    if _is_cut(folder):
+        return []
     tensors = sorted(folder.glob("*.safetensors"))
     return tensors or sorted(path for suffix in _PICKLES for path in folder.glob(f"*{suffix}"))
+
+
+def _is_cut(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _INDEXES)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -222,9 +224,18 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _in_order(numbers: Mapping[Any, Any]) -> list[Any] | None:
+def _added_tokens(content: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the tokens that `tokenizer.json` has beside its vocabulary, or once more, each with its number."""
+    added = content.get("added_tokens")
+    each = added if isinstance(added, list) else []
+    return [(token.get("content"), token.get("id")) for token in each if isinstance(token, dict)]
+
+
+def _in_order(numbered: Sequence[tuple[Any, Any]]) -> list[Any] | None:
     """Return the tokens by their numbers; `None` unless these are 0, 1, 2 and so on."""
-    tokens = {number: token for token, number in numbers.items()}
-    if any(type(number) is not int for number in tokens) or sorted(tokens) != list(range(len(numbers))):
+    if any(type(number) is not int for _, number in numbered):
         return None
-    return [tokens[number] for number in range(len(tokens))]
+    tokens = {number: token for token, number in numbered}
+    return (
+        [tokens[number] for number in sorted(tokens)] if sorted(tokens) == list(range(len(tokens))) else None
+    )

@@ -18,7 +18,7 @@ from protperf.formats.sizes import hash_file
 from protperf.model import ProteinModel
 
 _FAIRSEQ = "fairseq RoBERTa"
-_LAYOUTS = {"bert": convert_bert, "roberta": convert_roberta, "esm": convert_esm, _FAIRSEQ: convert_fairseq}
+LAYOUTS = {"bert": convert_bert, "roberta": convert_roberta, "esm": convert_esm, _FAIRSEQ: convert_fairseq}
 """`model_type` of a config -> what converts such weights; fairseq's have none."""
 
 
@@ -85,13 +85,13 @@ def convert_source(source: Source, *, heads: int | None = None) -> tuple[str, Co
     kind = source.config.get("model_type")
     if kind is None and encoder_of(source):
         kind = _FAIRSEQ
-    if kind not in _LAYOUTS:
+    if not isinstance(kind, str) or kind not in LAYOUTS:
         raise FormatError(
-            f"{source.config_place}: weights of model_type {kind!r}; allowed: {', '.join(_LAYOUTS)} (Sapiens, told by its names)"
+            f"{source.config_place}: weights of model_type {kind!r}; allowed: {', '.join(LAYOUTS)} (Sapiens, told by its names)"
         )
     if not source.vocabulary:
         raise FormatError(
             f"{source.weights_path.parent}: no vocabulary (vocab.txt, tokenizer.json, vocab.json, or vocab_list in the config); "
             "give --vocab FILE"
         )
-    return kind, _LAYOUTS[kind](source, heads=heads)
+    return kind, LAYOUTS[kind](source, heads=heads)

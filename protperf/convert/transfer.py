@@ -81,7 +81,7 @@ def transfer_losses(
     """
     losses: list[Tensor] = []
 
-    def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> None:
+    def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, _: Tensor | None) -> None:
         assert seen is not None
         attention = cast(SelfAttention, model.blocks[len(losses)].attention)
         with torch.set_grad_enabled(backward):

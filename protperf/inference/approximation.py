@@ -141,7 +141,7 @@ def _sums_of_layers(
     """Return the sums of all layers, `(layers, H)`."""
     found: list[HeadSums] = []
 
-    def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> None:
+    def look(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, _: Tensor | None) -> None:
         assert seen is not None
         attention = approximate.blocks[len(found)].attention
         found.append(sum_heads(attention, q, k, v, seen))  # type: ignore[arg-type]

@@ -69,8 +69,8 @@ def _attention_paid(model: ProteinModel, tokens: Tensor, documents: Tensor) -> T
     looking = kinds.any(-1)[:, None, :, None]
     paid: list[Tensor] = []
 
-    def look(layer: int, q: Tensor, k: Tensor) -> None:
-        gathered = gather(model, layer, q, k, kinds, documents)  # (B, H, L, A)
+    def look(layer: int, q: Tensor, k: Tensor, gate: Tensor | None) -> None:
+        gathered = gather(model, layer, q, k, kinds, documents, gate=gate)  # (B, H, L, A)
         sums = gathered.masked_fill(~looking, 0.0).sum(dim=(0, 2))
         paid.append(sums.cpu().double())
 
