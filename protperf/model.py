@@ -156,13 +156,13 @@ class ProteinModel(nn.Module):
             documents: as in `forward`; padding is left out.
         """
         sums: list[QueryKeySums] = []
-        self.watch(tokens, documents, lambda q, k, seen, _: sums.append(sum_queries_keys(q, k, seen)))
+        self.watch(tokens, documents, lambda q, k, _, seen, __: sums.append(sum_queries_keys(q, k, seen)))
         by_layer = zip(*(layer[1:] for layer in sums), strict=True)
         return QueryKeySums(sums[0].tokens, *(torch.cat(parts) for parts in by_layer))
 
     @torch.no_grad()
     def watch(self, tokens: Tensor, documents: Tensor | None, look: Look) -> None:
-        """Show `look` the queries and keys of every layer in turn, without dropout or gradients.
+        """Show `look` the queries, keys and values of every layer in turn, without dropout or gradients.
 
         A forward pass like any other, since sharded weights are only whole inside one. An error in `look` ends it.
 
