@@ -1,0 +1,57 @@
+"""The systems that the paper compares, by its names for them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+
+from protperf.config import ModelConfig
+from protperf.model import ProteinModel
+
+OBJECTIVES = ("masked", "causal")
+
+ATTENTIONS = {
+    "Transformer": "softmax",
+    "Performer-ReLU": "relu",
+    "Performer-softmax": "favor",
+    "Linear Transformer": "elu",
+    "RFA": "rfa",
+    "Linformer": "linformer",
+    "Reformer": "reformer",
+}
+"""Name in the paper -> attention; `Performer` alone means ReLU there. RFA (Peng et al. 2021) is younger than the paper."""
+
+BIDIRECTIONAL = ("Linformer",)
+"""Those without a causal form."""
+
+
+def attention_of(name: str, *, objective: str, window: int) -> dict[str, object]:
+    """Return what a system is in the configuration, besides the shape that all share.
+
+    Args:
+        name: a key of `ATTENTIONS`.
+        objective: `masked` or `causal`.
+        window: tokens.
+    """
+    overrides: dict[str, object] = {"model.attention": ATTENTIONS[name]}
+    if name == "Linformer":
+        overrides["model.linformer_length"] = window
+    if name == "RFA" and objective == "causal":
+        overrides["model.rfa_gate"] = True
+    return overrides
+
+
+def parameters_of(options: Namespace, overrides: Mapping[str, object], *, causal: bool) -> int:
+    """Return the number of weights of a model that the options and overrides describe."""
+    given = {
+        key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")
+    }
+    shape = {
+        "num_layers": options.layers,
+        "num_heads": options.heads,
+        "model_dim": options.model_dim,
+        "feedforward_dim": options.feedforward_dim,
+        "num_features": options.features,
+    }
+    config = ModelConfig(**{**shape, **given})  # type: ignore[arg-type]
+    return sum(parameter.numel() for parameter in ProteinModel(config, causal=causal).parameters())
