@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 
+from protperf.bench.paper.settings import model_shape
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
 
@@ -46,12 +47,5 @@ def parameters_of(options: Namespace, overrides: Mapping[str, object], *, causal
     given = {
         key.removeprefix("model."): value for key, value in overrides.items() if key.startswith("model.")
     }
-    shape = {
-        "num_layers": options.layers,
-        "num_heads": options.heads,
-        "model_dim": options.model_dim,
-        "feedforward_dim": options.feedforward_dim,
-        "num_features": options.features,
-    }
-    config = ModelConfig(**{**shape, **given})  # type: ignore[arg-type]
+    config = ModelConfig(**{**model_shape(options), **given})  # type: ignore[arg-type]
     return sum(parameter.numel() for parameter in ProteinModel(config, causal=causal).parameters())

@@ -88,8 +88,14 @@ def run(options: argparse.Namespace) -> Report:
         for objective in objectives
     }
     machine = measure.describe_machine(measure.choose_bench_device("cpu"))
-    numbers = {"machine": machine, "setting": settings_of(options, dataset), "runs": runs, "floors": floors}
-    return lay_out(numbers, title=shape_line(options, dataset))
+    numbers = {
+        "experiment": "curves",
+        "machine": machine,
+        "setting": shape_line(options, dataset),
+        "runs": runs,
+        "floors": floors,
+    }
+    return lay_out(numbers)
 
 
 def run_name(system: str, objective: str, seed: int) -> str:
@@ -101,7 +107,7 @@ def run_name(system: str, objective: str, seed: int) -> str:
     return f"{objective}-{ATTENTIONS[system]}-{seed}"
 
 
-def lay_out(numbers: dict[str, Any], *, title: str) -> Report:
+def lay_out(numbers: dict[str, Any]) -> Report:
     """Turn runs and floors into tables, plain numbers and a figure."""
     tables = [
         format_table(objective, COLUMNS, table_rows(numbers, objective)) for objective in numbers["floors"]
@@ -111,7 +117,7 @@ def lay_out(numbers: dict[str, Any], *, title: str) -> Report:
         for run in numbers["runs"]
         if run["diverged"]
     ]
-    blocks = [measure.headline(numbers["machine"]), title, *tables, *diverged, LEGEND]
+    blocks = [measure.headline(numbers["machine"]), numbers["setting"], *tables, *diverged, LEGEND]
     return Report(blocks, numbers, {"curves": draw(numbers)})
 
 

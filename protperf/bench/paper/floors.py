@@ -16,7 +16,7 @@ from protperf.metrics import NgramFloor, length_bins
 
 Score = dict[str, float]
 
-_AT_ONCE = 64  # windows
+_AT_ONCE = 8192  # tokens
 
 
 def floors_on(
@@ -37,7 +37,7 @@ def floors_on(
         tallies = tally_windows(
             {},
             {name: (counted, order) for name, order in FLOORS.items()},
-            _windows(shards),
+            windows_of(shards),
             objective=ObjectiveConfig(kind=objective),
             seed=seed,
             bins=length_bins(shards.window),
@@ -46,7 +46,9 @@ def floors_on(
     return found
 
 
-def _windows(shards: ShardSet) -> Iterator[tuple[range, np.ndarray]]:
-    for first in range(0, len(shards), _AT_ONCE):
-        numbers = range(first, min(first + _AT_ONCE, len(shards)))
+def windows_of(shards: ShardSet) -> Iterator[tuple[range, np.ndarray]]:
+    """Yield the numbers of some windows and their tokens, uint8 `(B, W)`, until there are no more."""
+    rows = max(1, _AT_ONCE // shards.window)
+    for first in range(0, len(shards), rows):
+        numbers = range(first, min(first + rows, len(shards)))
         yield numbers, shards.read_many(list(numbers))

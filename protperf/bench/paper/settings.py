@@ -13,9 +13,16 @@ SHAPE = ("layers", "heads", "model_dim", "feedforward_dim", "features")
 TRAINING = ("steps", "batch", "learning_rate", "warmup", "validate_every")
 
 
+def model_shape(options: Namespace) -> dict[str, int]:
+    """Return the shape that the models share, by the keys of `ModelConfig`."""
+    names = ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features")
+    return {name: getattr(options, option) for name, option in zip(names, SHAPE, strict=True)}
+
+
 def settings_of(options: Namespace, dataset: Path, **more: object) -> dict[str, Any]:
     """Return the options that change numbers, by their names on the command line, and what the numbers were made with."""
-    given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in (*SHAPE, *TRAINING)}
+    names = [name for name in (*SHAPE, *TRAINING) if hasattr(options, name)]
+    given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
     manifest = read_manifest(dataset)
     return {"protperf": __version__, "dataset": manifest.digest, "window": manifest.window, **given, **more}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protperf.bench.paper.jobs import Job, Result
+from protperf.bench.paper.settings import model_shape
 from protperf.bench.training import quoted
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
 
@@ -32,11 +33,7 @@ def training_job(
         overrides: of the configuration; they win over the options.
     """
     settings = {
-        "model.num_layers": options.layers,
-        "model.num_heads": options.heads,
-        "model.model_dim": options.model_dim,
-        "model.feedforward_dim": options.feedforward_dim,
-        "model.num_features": options.features,
+        **{f"model.{key}": value for key, value in model_shape(options).items()},
         "data.path": dataset.resolve(),
         "data.batch_size": options.batch,
         "data.num_workers": 0,
