@@ -31,7 +31,7 @@ try:
 except ImportError as error:
     raise ImportError("protperf.hf needs transformers: pip install 'protperf[hf]'") from error
 
-from protperf.checkpoint.files import describe
+from protperf.checkpoint.files import BEFORE, describe
 from protperf.checkpoint.folder import MODEL_TYPE, WEIGHTS_NAME, check_config, folder_config, read_weights
 from protperf.checkpoint.loading import build_model, check_finite
 from protperf.config import ModelConfig, ObjectiveConfig
@@ -71,7 +71,7 @@ class ProtperfConfig(PretrainedConfig):
             attend_across_documents=attend_across_documents,
             dataset_digest=dataset_digest,
         )
-        description["model"] |= model or {}
+        description["model"] |= BEFORE | model if model else {}
         description["objective"] |= objective or {}
         own = folder_config(description, step=step)
         own["pad_token_id"], own["bos_token_id"] = VOCABULARY.pad, VOCABULARY.bos

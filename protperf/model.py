@@ -1,40 +1,35 @@
-"""The model: a pre-norm Transformer whose attention is chosen by name. Read it from top to bottom.
+"""The model: a Transformer whose attention is chosen by name. Read it from top to bottom, then `layers`.
 
 Axis letters: `B` batch, `L` length in tokens, `D` model width, `H` heads, `K` head width, `M` random features,
-`V` vocabulary.
+`V` vocabulary, `P` learned positions.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from protperf.attention import (
-    UNPROJECTED,
     State,
-    attend,
-    attend_onward,
     draw_projection,
     positions_in_documents,
     projection_generator,
+    share_in_documents,
 )
-from protperf.attention.norms import QueryKeySums, sum_queries_keys, with_temperature
+from protperf.attention.norms import QueryKeySums, sum_queries_keys
 from protperf.config import ModelConfig
-from protperf.positions import rotate, rotations, sinusoids
+from protperf.layers import INIT_GATE, Block, Head, Look
+from protperf.positions import rotations, sinusoids
 from protperf.vocab import VOCABULARY
 
 INIT_STD = 0.02
-INIT_TEMPERATURE = 1.0
-"""|q||k|/sqrt(K) of a new model with `qk_norm`: a weight estimated with 256 features is then off by 17 %, about."""
-
-Look = Callable[[Tensor, Tensor, Tensor | None], None]
-"""What `ProteinModel.watch` calls in each layer: with q and k `(B, H, L, K)` as they enter attention, and documents."""
+EXPECTED_MASKED = 0.15 * 0.8
+"""The share of tokens that stood as `<mask>` where ESM-2 was trained: what `token_dropout` reckons with."""
 
 
 class ModelState(NamedTuple):
@@ -73,9 +68,19 @@ class ProteinModel(nn.Module):
         self.config = config
         self.causal = causal
         self.embedding = nn.Embedding(len(VOCABULARY), config.model_dim)
+        self.position_embedding: nn.Embedding | None = None
+        if config.positions == "learned":
+            self.position_embedding = nn.Embedding(config.max_positions, config.model_dim)
+        self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, causal=causal) for _ in range(config.num_layers))
-        self.norm = nn.LayerNorm(config.model_dim)
+        self.blocks = nn.ModuleList(
+            Block(config, causal=causal, layer=layer) for layer in range(config.num_layers)
+        )
+        self.norm = _norm(config) if config.norm == "pre" else nn.Identity()
+        self.head = Head(config) if config.head == "dense" else None
+        self.head_matrix: nn.Parameter | None = None
+        if not config.tied_head:
+            self.head_matrix = nn.Parameter(torch.empty(len(VOCABULARY), config.model_dim))
         self.register_buffer("redraws", torch.zeros((), dtype=torch.int64))
         self._look: Look | None = None
         self._draw_projections(0)
@@ -102,7 +107,7 @@ class ProteinModel(nn.Module):
             layers: 0 is what enters the first block, i what leaves block i, and the last (`num_layers`) that after the
                 final norm.
         """
-        x, rotation = self._enter(tokens, self._positions(tokens, documents))
+        x, rotation = self._enter(tokens, self._positions(tokens, documents), documents)
         kept = {0: x} if 0 in layers else {}
         for layer, block in enumerate(self.blocks, start=1):
             if self.config.activation_checkpointing and torch.is_grad_enabled():
@@ -139,8 +144,9 @@ class ProteinModel(nn.Module):
         return self.norm(x), ModelState(tuple(layers), position + tokens.shape[1])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the scores of all tokens, `(..., V)` for `(..., D)`; the head is the embedding's matrix."""
-        return linear(hidden, self.embedding.weight)
+        """Return the scores of all tokens, `(..., V)` for `(..., D)`; the matrix is the embedding's unless untied."""
+        matrix = self.embedding.weight if self.head_matrix is None else self.head_matrix
+        return linear(hidden, matrix) if self.head is None else self.head(hidden, matrix)
 
     def query_key_sums(self, tokens: Tensor, documents: Tensor | None = None) -> QueryKeySums:
         """Measure queries and keys as they enter attention in every layer, without dropout.
@@ -150,7 +156,7 @@ class ProteinModel(nn.Module):
             documents: as in `forward`; padding is left out.
         """
         sums: list[QueryKeySums] = []
-        self.watch(tokens, documents, lambda q, k, seen: sums.append(sum_queries_keys(q, k, seen)))
+        self.watch(tokens, documents, lambda q, k, seen, _: sums.append(sum_queries_keys(q, k, seen)))
         by_layer = zip(*(layer[1:] for layer in sums), strict=True)
         return QueryKeySums(sums[0].tokens, *(torch.cat(parts) for parts in by_layer))
 
@@ -176,6 +182,16 @@ class ProteinModel(nn.Module):
             self.train(training)
 
     @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.weight.device
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of a document, `<bos>` and `<eos>` included; `None`: any number."""
+        return self.config.max_length
+
+    @property
     def head_dim(self) -> int:
         """Width K of one head."""
         return self.config.model_dim // self.config.num_heads
@@ -183,9 +199,9 @@ class ProteinModel(nn.Module):
     def redraw_projections(self, redraw: int) -> None:
         """Replace every layer's projection by number `redraw` of its series (0 is the first).
 
-        Call it between optimizer steps: never inside a forward pass, never in evaluation.
+        Call it between optimizer steps: never inside a forward pass, never in evaluation. Learned features stay.
         """
-        if self.redraws.item() != redraw:  # type: ignore[operator]
+        if self.config.features == "drawn" and self.redraws.item() != redraw:  # type: ignore[operator]
             self._draw_projections(redraw)
 
     def load_weights(self, weights: dict[str, Tensor], *, place: str, projections: str = "load") -> None:
@@ -194,8 +210,8 @@ class ProteinModel(nn.Module):
         Args:
             weights: what `state_dict` gave.
             place: the file's name, for messages.
-            projections: `load` takes the stored projections; `draw` keeps this model's own, for weights that were
-                trained with another number of features.
+            projections: `load` takes the stored projections; `draw` keeps this model's own and what else belongs to
+                its features, for weights that were trained with other features or with exact attention.
 
         Raises:
             ValueError: a key is missing, unknown or of another shape; the message names it.
@@ -220,13 +236,31 @@ class ProteinModel(nn.Module):
         for block, value in zip(self.blocks, pair_squares, strict=True):
             block.attention.pair_square.copy_(value)  # type: ignore[union-attr, operator]
 
-    def _enter(self, tokens: Tensor, places: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    def _enter(
+        self, tokens: Tensor, places: Tensor, documents: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return what enters the first block, `(B, L, D)`, and the rotations of the tokens' places in their proteins."""
         x = self.embedding(tokens.long())
+        if self.config.token_dropout:
+            masked = tokens == VOCABULARY.mask
+            share = share_in_documents(masked, documents).to(x.dtype)
+            x = x.masked_fill(masked.unsqueeze(-1), 0.0) * ((1 - EXPECTED_MASKED) / (1 - share)).unsqueeze(-1)
+        if self.position_embedding is not None:
+            self._check_places(places)
+            x = x + self.position_embedding(places)
         if self.config.positions == "absolute":
             x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
         rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
-        return self.dropout(x), rotation
+        return self.dropout(self.embedding_norm(x)), rotation
+
+    def _check_places(self, places: Tensor) -> None:
+        """Refuse a protein that is longer than the table of learned positions."""
+        most = self.config.max_positions
+        if places.shape[1] > most and int(places.max()) >= most:
+            raise ValueError(
+                f"a protein of {int(places.max()) + 1:,} tokens; this model has learned {most:,} positions: "
+                f"at most {most - 2:,} residues"
+            )
 
     def _positions(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
         if documents is None:
@@ -234,167 +268,40 @@ class ProteinModel(nn.Module):
         return positions_in_documents(documents)
 
     def _draw_projections(self, redraw: int) -> None:
-        if not _is_projected(self.config.attention):
-            return
         for layer, block in enumerate(self.blocks):
+            projection: Tensor | None = block.attention.projection  # type: ignore[union-attr, assignment]
+            if projection is None:
+                continue
             generator = projection_generator(self.config.projection_seed, layer=layer, redraw=redraw)
             drawn = draw_projection(
-                self.config.num_features,
+                projection.shape[-2],
                 self.head_dim,
                 coupling=self.config.projection,
                 norms=self.config.projection_norms,
                 generator=generator,
             )
-            block.attention.projection.copy_(drawn)  # type: ignore[union-attr, operator]
+            projection.data.copy_(drawn)
         self.redraws.fill_(redraw)  # type: ignore[operator]
 
     def _initialise(self) -> None:
-        """Draw weights from N(0, 0.02^2); what ends in a residual sum is narrower by sqrt(2 layers)."""
+        """Draw weights from N(0, 0.02^2), biases zero; what ends in a residual sum is narrower by sqrt(2 layers).
+
+        Pooling is drawn from N(0, 1 / P), so that a mixture of P tokens is as long as one of them.
+        """
         for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.constant_(parameter, INIT_GATE if name.endswith("gate.bias") else 0.0)
+            if name.endswith("pooling"):
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
             if parameter.dim() == 2:
                 narrower = (2 * self.config.num_layers) ** 0.5 if name.endswith("out.weight") else 1.0
                 nn.init.normal_(parameter, std=INIT_STD / narrower)
 
 
-class Block(nn.Module):
-    """One layer: attention, then feed-forward, each on normed input and added to the residual."""
-
-    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(config.model_dim)
-        self.attention = SelfAttention(config, causal=causal)
-        self.feedforward_norm = nn.LayerNorm(config.model_dim)
-        self.feedforward = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self,
-        x: Tensor,
-        documents: Tensor | None,
-        rotation: tuple[Tensor, Tensor] | None,
-        look: Look | None = None,
-    ) -> Tensor:
-        """Return `(B, L, D)`; `look`, if there is one, is shown queries and keys."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), documents, rotation, look))
-        return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
-
-    def onward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, state: State | None
-    ) -> tuple[Tensor, State]:
-        """Return `(B, L, D)` for the next tokens, and the state after them."""
-        gathered, state = self.attention.onward(self.attention_norm(x), rotation, state)
-        x = x + self.dropout(gathered)
-        return x + self.dropout(self.feedforward(self.feedforward_norm(x))), state
-
-
-class SelfAttention(nn.Module):
-    """Multi-head attention; its random projection is a float32 buffer and stays one."""
-
-    projection: Tensor
-    pair_square: Tensor
-
-    def __init__(self, config: ModelConfig, *, causal: bool) -> None:
-        super().__init__()
-        self.kind = config.attention
-        self.causal = causal
-        self.num_heads = config.num_heads
-        head_dim = config.model_dim // config.num_heads
-        self.qkv = nn.Linear(config.model_dim, 3 * config.model_dim, bias=False)
-        self.out = nn.Linear(config.model_dim, config.model_dim, bias=False)
-        self.log_temperature: nn.Parameter | None = None
-        if config.qk_norm:
-            self.log_temperature = nn.Parameter(torch.full((config.num_heads,), math.log(INIT_TEMPERATURE)))
-        if _is_projected(config.attention):
-            shape = (config.num_features, head_dim)
-            self.register_buffer("projection", torch.empty(shape, dtype=torch.float32))
-        if config.attention == "oprf":
-            self.register_buffer("pair_square", torch.zeros(config.num_heads, dtype=torch.float32))
-
-    def forward(
-        self,
-        x: Tensor,
-        documents: Tensor | None,
-        rotation: tuple[Tensor, Tensor] | None,
-        look: Look | None = None,
-    ) -> Tensor:
-        """Return `(B, L, D)`."""
-        q, k, v = self.queries_keys_values(x, rotation)
-        if look is not None:
-            look(q, k, documents)
-        out = attend(
-            q,
-            k,
-            v,
-            documents,
-            kind=self.kind,
-            causal=self.causal,
-            projection=self._buffers.get("projection"),
-            pair_square=self._buffers.get("pair_square"),
-        )
-        return self.out(out.transpose(1, 2).flatten(2))
-
-    def onward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, state: State | None
-    ) -> tuple[Tensor, State]:
-        """Return `(B, L, D)` for the next tokens, and the state after them."""
-        q, k, v = self.queries_keys_values(x, rotation)
-        out, state = attend_onward(
-            q,
-            k,
-            v,
-            kind=self.kind,
-            projection=self._buffers.get("projection"),
-            pair_square=self._buffers.get("pair_square"),
-            state=state,
-        )
-        return self.out(out.transpose(1, 2).flatten(2)), state
-
-    def queries_keys_values(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v, each `(B, H, L, K)`, normalised and turned by position as they enter attention."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, L, 3, H, K)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, L, K)
-        if self.log_temperature is not None:
-            q, k = (with_temperature(y, self.log_temperature) for y in (q, k))
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        return q, k, v
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the buffers with the module, but never change their type (`.half()`, `.to(bfloat16)`)."""
-        exact = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, buffer in exact.items():
-            moved = self._buffers[name]
-            if buffer is not None and moved is not None and moved.dtype != torch.float32:
-                self._buffers[name] = buffer.to(moved.device)
-        return self
-
-
-class FeedForward(nn.Module):
-    """Two matrices and a nonlinearity between them; `swiglu` gates it with a third."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gated = config.feedforward == "swiglu"
-        inner = config.feedforward_dim
-        self.into = nn.Linear(config.model_dim, 2 * inner if self.gated else inner, bias=False)
-        self.out = nn.Linear(inner, config.model_dim, bias=False)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `(B, L, D)`."""
-        x = self.into(x)
-        if self.gated:
-            x, gate = x.chunk(2, dim=-1)
-            return self.out(self.dropout(x * silu(gate)))
-        return self.out(self.dropout(gelu(x)))
-
-
-def _is_projected(attention: str) -> bool:
-    return attention != "softmax" and attention not in UNPROJECTED
+def _norm(config: ModelConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.model_dim, config.norm_eps)
 
 
 def _is_projection(name: str) -> bool:
-    return name.endswith(".projection") or name == "redraws"
+    """Return whether a weight belongs to features, which another kind of attention does not have."""
+    return name.endswith((".projection", ".pair_square", ".log_factor")) or name == "redraws"

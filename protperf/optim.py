@@ -17,8 +17,8 @@ from protperf.config import OptimConfig
 def build_optimizer(model: nn.Module, config: OptimConfig, *, fused: bool = False) -> Adam:
     """Return AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) or Adam over the model's weights, in two groups.
 
-    The first group is the matrices of the blocks, which always decay; the second the embeddings, norms and biases,
-    which decay only where the configuration says `all`. Both groups are always there: a run may go on under another choice.
+    The first group is the matrices of the blocks, which always decay; the second the embeddings, norms, biases and learned
+    features, which decay only where the configuration says `all`. Both groups are always there: a run may go on under another choice.
 
     Args:
         model: its parameters stay the ones that move.
@@ -28,7 +28,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, *, fused: bool = Fals
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.dim() >= 2 and "embedding" not in name
+        is_matrix = parameter.dim() == 2 and "embedding" not in name
         (decayed if is_matrix else free).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},

@@ -16,6 +16,12 @@ width K and F features, two operations for each of L x F x K, in every product:
     softmax                    P pairs (L^2, or L (L + 1) / 2 causal, summed over documents): 2 K for the weight and
                                2 K for its value, 4 P K forward, 8 P K backward, 2 P K for the weights again
 
+    linformer                  E k, F v, q k'^T and weights v' for F pooled tokens: 4 products, 8 L F K forward, twice
+                               that backward, for E and F are learned, and q k'^T again
+
+    reformer                   as softmax for all pairs that the windows of all rounds can hold (what buckets leave out is
+                               not known before), and R x in each round's hash, which has no gradient
+
 A map without a projection has F = K and no products with W. Packing changes the pairs of softmax and, of a linear form,
 nothing. The counts are those of the task: work that an implementation adds is not arithmetic done for the user.
 
@@ -25,12 +31,15 @@ Axis letters: `L` length in tokens, `D` model width, `H` heads, `K` head width, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
 
+from protperf.attention import Hashing
 from protperf.attention.features import FEATURE_MAPS, UNPROJECTED
 from protperf.config import ModelConfig
 from protperf.vocab import VOCABULARY
@@ -73,25 +82,41 @@ def rows_for(kind: str, num_features: int, head_dim: int) -> int:
     >>> rows_for("favor", 256, 64), rows_for("favor_hyperbolic", 256, 64)
     (256, 128)
     """
-    if kind == "softmax" or kind in UNPROJECTED:
+    if kind not in FEATURE_MAPS or kind in UNPROJECTED:
         return num_features
     return 2 * num_features // features_of(kind, 2, head_dim)
 
 
-def attention_work(kind: str, *, causal: bool, documents: Sequence[int], head_dim: int, rows: int) -> Work:
+def attention_work(
+    kind: str,
+    *,
+    causal: bool,
+    documents: Sequence[int],
+    head_dim: int,
+    rows: int,
+    hashing: Hashing | None = None,
+) -> Work:
     """Return the work of one head over one window.
 
     Args:
-        kind: an attention's name; any but `softmax` is linear.
+        kind: an attention's name.
         causal: the direction.
         documents: tokens of each document of the window.
         head_dim: K.
-        rows: M (unused by `softmax` and by maps without a projection).
+        rows: M (unused by `softmax`, `reformer` and maps without a projection); the pooled tokens of `linformer`.
+        hashing: of `reformer`.
     """
+    length, pair = sum(documents), Work(4 * head_dim, 8 * head_dim, 2 * head_dim)
     if kind == "softmax":
-        pairs = sum(tokens * (tokens + 1) // 2 if causal else tokens**2 for tokens in documents)
-        return Work(4 * head_dim, 8 * head_dim, 2 * head_dim).times(pairs)
-    length, num_features = sum(documents), features_of(kind, rows, head_dim)
+        return pair.times(sum(tokens * (tokens + 1) // 2 if causal else tokens**2 for tokens in documents))
+    if kind == "linformer":
+        return Work(8 * rows * head_dim, 16 * rows * head_dim, 2 * rows * head_dim).times(length)
+    if kind == "reformer":
+        assert hashing is not None
+        sides = sum(_earlier_in_window(tokens, hashing.window) for tokens in documents)
+        hashed = Work(2 * hashing.num_rows * head_dim, 0, 0).times(length)
+        return pair.times(hashing.rounds * sides * (1 if causal else 2)).plus(hashed)
+    num_features = features_of(kind, rows, head_dim)
     product = 2 * num_features * head_dim
     mapped = 0 if kind in UNPROJECTED else 2 * product
     forward, backward, again = mapped + 2 * product, mapped + 4 * product, mapped
@@ -101,18 +126,37 @@ def attention_work(kind: str, *, causal: bool, documents: Sequence[int], head_di
     return Work(forward, backward, again).times(length)
 
 
+def _earlier_in_window(tokens: int, window: int) -> int:
+    """Return the pairs of a token and one of at most so many before it, in a document of some tokens.
+
+    >>> _earlier_in_window(5, 2)
+    7
+    """
+    full = max(0, tokens - window)
+    return full * window + (tokens - full) * (tokens - full - 1) // 2
+
+
 def layers_work(
-    *, num_layers: int, model_dim: int, feedforward_dim: int, gated: bool, num_tokens: int
+    *,
+    num_layers: int,
+    model_dim: int,
+    feedforward_dim: int,
+    gated: bool,
+    num_tokens: int,
+    num_keyless: int = 0,
 ) -> Work:
-    """Return the work of the weight matrices of all blocks: q, k, v, out, and two or (gated) three of the feed-forward."""
+    """Return the work of the weight matrices of all blocks: q, k, v, out, and two or (gated) three of the feed-forward.
+
+    `num_keyless` blocks have no matrix of k: their queries are their keys.
+    """
     matrices = 4 * model_dim**2 + (3 if gated else 2) * model_dim * feedforward_dim
-    forward = 2 * num_layers * num_tokens * matrices
+    forward = 2 * num_tokens * (num_layers * matrices - num_keyless * model_dim**2)
     return Work(forward, 2 * forward, 0)
 
 
-def head_work(*, model_dim: int, vocabulary: int, num_asked: int) -> Work:
-    """Return the work of the scores of all V tokens at the asked positions."""
-    forward = 2 * num_asked * model_dim * vocabulary
+def head_work(*, model_dim: int, vocabulary: int, num_asked: int, dense: bool = False) -> Work:
+    """Return the work of the scores of all V tokens at the asked positions; a `dense` head has a D x D matrix besides."""
+    forward = 2 * num_asked * model_dim * (vocabulary + (model_dim if dense else 0))
     return Work(forward, 2 * forward, 0)
 
 
@@ -133,7 +177,7 @@ def training_work(
     Args:
         config: shape of the model.
         causal: the direction.
-        documents: of each window, the tokens of each document; linear attention depends on their sum alone.
+        documents: of each window, the tokens of each document; feature maps depend on their sum alone.
         num_asked: tokens that are asked, in all windows together.
     """
     return weights_work(config, num_tokens=sum(map(sum, documents)), num_asked=num_asked).plus(
@@ -149,25 +193,34 @@ def weights_work(config: ModelConfig, *, num_tokens: int, num_asked: int) -> Wor
         feedforward_dim=config.feedforward_dim,
         gated=config.feedforward == "swiglu",
         num_tokens=num_tokens,
+        num_keyless=sum(config.attention_of(layer) == "reformer" for layer in range(config.num_layers)),
     )
     if config.activation_checkpointing:
         last = 2 * config.num_layers * num_tokens * config.model_dim * config.feedforward_dim
         layers = layers._replace(again=layers.forward - last)
-    return layers.plus(head_work(model_dim=config.model_dim, vocabulary=len(VOCABULARY), num_asked=num_asked))
+    head = head_work(
+        model_dim=config.model_dim,
+        vocabulary=len(VOCABULARY),
+        num_asked=num_asked,
+        dense=config.head == "dense",
+    )
+    return layers.plus(head)
 
 
 def _attentions_work(config: ModelConfig, *, causal: bool, documents: Sequence[Sequence[int]]) -> Work:
     """Return the work of all heads of all layers over all windows."""
     work = Work(0, 0, 0)
-    for lengths in documents:
+    kinds = Counter(config.attention_of(layer) for layer in range(config.num_layers))
+    for lengths, (kind, num_layers) in product(documents, kinds.items()):
         head = attention_work(
-            config.attention,
+            kind,
             causal=causal,
             documents=lengths,
             head_dim=config.model_dim // config.num_heads,
-            rows=config.num_features,
+            rows=config.linformer_rank if kind == "linformer" else config.num_features,
+            hashing=Hashing(config.lsh_rounds, config.lsh_buckets, config.lsh_window),
         )
-        work = work.plus(head.times(config.num_layers * config.num_heads))
+        work = work.plus(head.times(num_layers * config.num_heads))
     if config.activation_checkpointing:
         work = work._replace(again=work.again + work.forward)
     return work

@@ -13,6 +13,7 @@ FLOORS = (
     "conf vocab config",
     "formats",
     "attention positions batches metrics devices tensor_folder",
+    "layers",
     "model objectives optim work",
     "inference",
     "data task callbacks checkpoint loggers figures",

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training import SMALL, assert_same, load_plain, protperf, small_dataset, train_small
 from wandb_file import read_wandb
 
-from protperf import model as model_module
+from protperf import layers as layers_module
 from protperf.attention import ATTENTIONS, attention_rows
 from protperf.callbacks.images import choose_proteins, some_maps
 from protperf.config import ModelConfig
@@ -36,13 +36,13 @@ def test_maps_are_the_rows_of_the_attention_matrix(kind: str, causal: bool, monk
     assert model.training
 
     seen: list[tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = []
-    attend = model_module.attend
+    attend = layers_module.attend
 
     def note(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Any, **how: Any) -> torch.Tensor:
         seen.append((q, k, how))
         return attend(q, k, v, documents, **how)
 
-    monkeypatch.setattr(model_module, "attend", note)
+    monkeypatch.setattr(layers_module, "attend", note)
     with torch.no_grad():
         model.eval()(tokens)
     assert list(maps) == [0, 1, 2, 4]

@@ -129,7 +129,7 @@ def test_links_of_the_page_lead_somewhere():
 @pytest.mark.slow
 def test_the_shell_blocks_run_in_order_as_typed(tmp_path: Path):
     blocks = re.findall(r"^```bash\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for block in blocks:
         done = subprocess.run(

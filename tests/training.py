@@ -71,7 +71,7 @@ def settings_of(run_dir: Path, *overrides: str, data: Path | None = None) -> Set
     """Compose the shipped configuration with `SMALL` and `overrides` through Hydra."""
     where = (f"run_dir='{run_dir}'", f"data.path='{data or small_dataset()}'")
     with initialize_config_module("protperf.conf", version_base="1.3"):
-        return read_settings(compose("train", [*where, *SMALL, *overrides]))
+        return read_settings(compose("train", [*where, *SMALL, *overrides]), overrides)
 
 
 class Recorder(pl.Callback):

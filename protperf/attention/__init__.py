@@ -2,11 +2,18 @@
 
     attend(q, k, v, documents, kind=..., causal=..., projection=...) -> (B, H, L, K)
 
-Two independent choices: a feature map (`features`) and a direction; and exact `softmax` beside them. Linear attention
-has two layouts of the same mathematics, `blocked` for CPUs and `batched` for accelerators, chosen here and nowhere
-else. `reference` holds the slow, obviously right twin of each kind.
+Two independent choices: a feature map (`features`) and a direction. Linear attention has two layouts of the same
+mathematics, `blocked` for CPUs and `batched` for accelerators, chosen here and nowhere else; causal `rfa` may forget by
+a learned gate (`gates`), in the batched layout. Beside the feature maps stand exact `softmax`, and what Performer is
+compared with: `linformer`, which pools keys and values, and `reformer`, which hashes tokens into buckets. `reference`
+holds the slow, obviously right twin of each kind.
 
-Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` rows of the projection, `R` chosen rows.
+What does not hold for each kind: rows of `linformer` do not sum to one, a document has a largest length, and there is
+no causal form; `reformer` sees buckets drawn at random and agrees with itself to rounding only, since what else is
+sorted decides the order of additions; a causal `softmax` or `reformer` keeps all tokens as it goes on.
+
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` rows of the projection, `R` chosen rows,
+`P` pooled tokens, `N` most tokens of a document.
 """
 
 from __future__ import annotations
@@ -18,9 +25,17 @@ from torch import Tensor
 
 from protperf.attention.batched import batched_attention, read_state, state_after
 from protperf.attention.blocked import blocked_attention
-from protperf.attention.documents import allowed_pairs, positions_in_documents
+from protperf.attention.documents import (
+    allowed_pairs,
+    or_one_document,
+    positions_in_documents,
+    share_in_documents,
+)
 from protperf.attention.features import FEATURE_MAPS, UNPROJECTED, FeatureMap, unit_vectors
+from protperf.attention.gates import GateScales, gate_scales
+from protperf.attention.linformer import linformer_attention, linformer_rows
 from protperf.attention.projection import COUPLINGS, NORMS, draw_projection, projection_generator
+from protperf.attention.reformer import Hashing, reformer_attention, reformer_onward, reformer_rows
 from protperf.attention.rows import feature_attention_rows
 from protperf.attention.softmax import softmax_attention, softmax_attention_rows, softmax_onward
 from protperf.attention.state import CausalState, KeyValueState, empty_state
@@ -28,11 +43,14 @@ from protperf.vocab import PADDING_DOCUMENT
 
 __all__ = [
     "ATTENTIONS",
+    "BIDIRECTIONAL",
     "COUPLINGS",
     "LAYOUTS",
     "NORMS",
+    "PROJECTED",
     "UNPROJECTED",
     "CausalState",
+    "Hashing",
     "KeyValueState",
     "State",
     "allowed_pairs",
@@ -42,10 +60,17 @@ __all__ = [
     "draw_projection",
     "positions_in_documents",
     "projection_generator",
+    "share_in_documents",
 ]
 
-ATTENTIONS = (*FEATURE_MAPS, "softmax")
+ATTENTIONS = (*FEATURE_MAPS, "softmax", "linformer", "reformer")
 """The kinds of attention by their name in the configuration."""
+
+BIDIRECTIONAL = frozenset({"linformer"})
+"""The kinds without a causal form."""
+
+PROJECTED = frozenset({*FEATURE_MAPS, "reformer"} - UNPROJECTED)
+"""The kinds with a random projection: of features, or into buckets."""
 
 LAYOUTS = {"blocked": blocked_attention, "batched": batched_attention}
 """The same mathematics in two orders: blocks that stay in a CPU's cache, and products over all chunks at once."""
@@ -67,12 +92,15 @@ def attend(
     causal: bool,
     projection: Tensor | None = None,
     pair_square: Tensor | None = None,
+    gate: Tensor | None = None,
+    pooling: Tensor | None = None,
+    hashing: Hashing | None = None,
     layout: str | None = None,
 ) -> Tensor:
     """Let every token gather values from the tokens of its document that it may see.
 
-    Feature maps are computed in float32 at least, whatever the input and autocast say, `softmax` in the type of `v`;
-    the result has the type of `v`.
+    All is computed in float32 at least, whatever the input and autocast say, but `softmax` in the type of `v`; the result
+    has the type of `v`.
 
     Args:
         q: queries `(B, H, L, K)`.
@@ -82,12 +110,19 @@ def attend(
             out of everything; `None`: one document a row.
         kind: one of `ATTENTIONS`.
         causal: whether a token sees only itself and what stands before it.
-        projection: float32 `(M, K)`, for every kind but `softmax` and those in `UNPROJECTED`.
+        projection: float32 `(M, K)`, for the kinds in `PROJECTED`.
         pair_square: `(H,)` mean of |q' + k'|^2, for `oprf` alone; a constant, never taken from the sequence itself.
-        layout: one of `LAYOUTS`; `None` chooses by the device. A projection that asks for a gradient needs `batched`.
+        gate: `(B, H, L)` logits of what causal `rfa` keeps of all before; `None`: it forgets nothing.
+        pooling: `(2, P, N)` weights of keys and of values, for `linformer` alone.
+        hashing: of `reformer` alone, whose keys are those of `q`: `k` is not looked at.
+        layout: one of `LAYOUTS`; `None` chooses by the device. A projection that asks for a gradient, and a gate, need
+            `batched`.
 
     Returns:
         `(B, H, L, K)`, zero at padding.
+
+    Raises:
+        ValueError: there is no such kind, or not in this direction, or a document is too long for it.
     """
     _check_shapes(q, k, v, documents)
     if not v.numel():
@@ -96,14 +131,20 @@ def attend(
         if kind == "softmax":
             q, k, v = _without_padding(q, k, v, documents)
             return softmax_attention(q, k, v, documents, causal=causal)
-        feature_map = _feature_map(q, kind, projection, pair_square)
+        if kind == "linformer":
+            q, k, v = _without_padding(q, k, v, documents)
+            return linformer_attention(q, k, v, documents, _pooling(pooling, causal=causal))
+        if kind == "reformer":
+            q, _, v = _without_padding(q, q, v, documents)
+            return reformer_attention(q, v, documents, projection, hashing or Hashing(), causal=causal)
+        gates = _gates(gate, documents, kind=kind, causal=causal)
+        feature_map = _feature_map(q, kind, projection, pair_square, gates)
         layout = layout or _best_layout(q, feature_map)
-        assert layout != "blocked" or not _is_learned(feature_map), "blocks give a projection no gradient"
         if layout != "blocked" or feature_map.unit_norm:  # blocks never touch padding
             q, k, v = _without_padding(q, k, v, documents)
         if feature_map.unit_norm:
             q, k, feature_map = unit_vectors(q), unit_vectors(k), replace(feature_map, unit_norm=False)
-        return LAYOUTS[layout](q, k, v, documents, feature_map, causal=causal)
+        return _in_layout(layout, q, k, v, documents, feature_map, causal=causal, gates=gates)
 
 
 def attend_onward(
@@ -115,6 +156,9 @@ def attend_onward(
     kind: str,
     projection: Tensor | None = None,
     pair_square: Tensor | None = None,
+    gate: Tensor | None = None,
+    pooling: Tensor | None = None,
+    hashing: Hashing | None = None,
     state: State | None = None,
     layout: str | None = None,
 ) -> tuple[Tensor, State]:
@@ -128,12 +172,18 @@ def attend_onward(
         kind: one of `ATTENTIONS`.
         projection: as in `attend`.
         pair_square: as in `attend`.
+        gate: as in `attend`.
+        pooling: as in `attend`.
+        hashing: as in `attend`.
         state: what the call for the segment before returned; `None` at the start.
         layout: as in `attend`; by default a single token has a form of its own.
 
     Returns:
         `(B, H, L, K)` and the state: of a feature map a `CausalState`, whose size does not depend on how much was read;
-        of `softmax` a `KeyValueState`, which grows with each token.
+        of `softmax` and `reformer` a `KeyValueState`, which grows with each token.
+
+    Raises:
+        ValueError: there is no such kind, or it has no causal form.
     """
     _check_shapes(q, k, v, documents)
     with torch.autocast(q.device.type, enabled=False):
@@ -141,18 +191,26 @@ def attend_onward(
         if kind == "softmax":
             assert state is None or isinstance(state, KeyValueState)
             return softmax_onward(q, k, v, documents, state=state)
+        if kind == "reformer":
+            assert state is None or isinstance(state, KeyValueState)
+            return reformer_onward(q, v, documents, projection, hashing or Hashing(), state=state)
+        if kind == "linformer":
+            _pooling(pooling, causal=True)
         assert state is None or isinstance(state, CausalState)
-        feature_map = _feature_map(q, kind, projection, pair_square)
+        gates = _gates(gate, documents, kind=kind, causal=True)
+        feature_map = _feature_map(q, kind, projection, pair_square, gates)
         if not v.numel():
             return torch.zeros_like(v), state or empty_state(k, v, feature_map)
         if feature_map.unit_norm:
             q, k, feature_map = unit_vectors(q), unit_vectors(k), replace(feature_map, unit_norm=False)
-        after = state_after(k, v, documents, feature_map, state=state)
+        after = state_after(k, v, documents, feature_map, state=state, gates=gates)
         if layout is None and q.shape[2] == 1:
             return _read_one(q, v, documents, feature_map, after), after
         if layout is None:
             layout = "batched" if q.shape[2] < _FEW else _best_layout(q, feature_map)
-        return LAYOUTS[layout](q, k, v, documents, feature_map, causal=True, state=state), after
+        return _in_layout(
+            layout, q, k, v, documents, feature_map, causal=True, gates=gates, state=state
+        ), after
 
 
 def attention_rows(
@@ -165,6 +223,9 @@ def attention_rows(
     causal: bool,
     projection: Tensor | None = None,
     pair_square: Tensor | None = None,
+    gate: Tensor | None = None,
+    pooling: Tensor | None = None,
+    hashing: Hashing | None = None,
 ) -> Tensor:
     """Return chosen rows of the attention matrix, `(B, H, R, L)`: what `attend` applies to the values.
 
@@ -177,15 +238,45 @@ def attention_rows(
         causal: the direction.
         projection: as in `attend`.
         pair_square: as in `attend`.
+        gate: as in `attend`.
+        pooling: as in `attend`.
+        hashing: as in `attend`.
+
+    Raises:
+        ValueError: as in `attend`.
     """
     with torch.autocast(q.device.type, enabled=False):
         q, k, _ = _without_padding(q, k, k, documents)
-        if documents is None:
-            documents = torch.zeros(q.shape[0], q.shape[2], dtype=torch.int32, device=q.device)
+        documents = or_one_document(documents, q)
         if kind == "softmax":
             return softmax_attention_rows(q, k, documents, rows, causal=causal)
-        feature_map = _feature_map(q, kind, projection, pair_square)
-        return feature_attention_rows(q, k, feature_map, documents, rows, causal=causal)
+        if kind == "linformer":
+            return linformer_rows(q, k, documents, rows, _pooling(pooling, causal=causal))
+        if kind == "reformer":
+            return reformer_rows(q, documents, rows, projection, hashing or Hashing(), causal=causal)
+        gates = _gates(gate, documents, kind=kind, causal=causal)
+        feature_map = _feature_map(q, kind, projection, pair_square, gates)
+        return feature_attention_rows(q, k, feature_map, documents, rows, causal=causal, gates=gates)
+
+
+def _in_layout(
+    layout: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Tensor | None,
+    feature_map: FeatureMap,
+    *,
+    causal: bool,
+    gates: GateScales | None,
+    state: CausalState | None = None,
+) -> Tensor:
+    """Return linear attention in one of its layouts, `(B, H, L, K)`; what cannot be done in it is our own mistake."""
+    if gates is not None:
+        assert layout == "batched", "blocks know no gate"
+        return batched_attention(q, k, v, documents, feature_map, causal=causal, state=state, gates=gates)
+    assert layout != "blocked" or not _is_learned(feature_map), "blocks give a projection no gradient"
+    return LAYOUTS[layout](q, k, v, documents, feature_map, causal=causal, state=state)
 
 
 def _read_one(
@@ -215,7 +306,9 @@ def _without_padding(
     return q.masked_fill(padding, 0.0), k.masked_fill(padding, 0.0), v.masked_fill(padding, 0.0)
 
 
-def _feature_map(q: Tensor, kind: str, projection: Tensor | None, pair_square: Tensor | None) -> FeatureMap:
+def _feature_map(
+    q: Tensor, kind: str, projection: Tensor | None, pair_square: Tensor | None, gates: GateScales | None
+) -> FeatureMap:
     """Return the feature map of a kind, for heads as wide as those of `q` and on their device.
 
     Raises:
@@ -224,12 +317,38 @@ def _feature_map(q: Tensor, kind: str, projection: Tensor | None, pair_square: T
     if kind not in FEATURE_MAPS:
         raise ValueError(f"attention {kind!r} has no feature map; allowed: {', '.join(FEATURE_MAPS)}")
     feature_map = FEATURE_MAPS[kind](projection, head_dim=q.shape[-1], pair_square=pair_square)
-    return replace(feature_map, weights=feature_map.weights.to(q.device))
+    return replace(feature_map, weights=feature_map.weights.to(q.device), is_gated=gates is not None)
+
+
+def _gates(gate: Tensor | None, documents: Tensor | None, *, kind: str, causal: bool) -> GateScales | None:
+    """Return what the gates of a causal `rfa` do, if it has any; padding has no say."""
+    if gate is None:
+        return None
+    assert kind == "rfa", f"{kind} has no gate"
+    assert causal, "only what has an order can be forgotten"
+    if documents is not None:
+        gate = gate.masked_fill(documents.eq(PADDING_DOCUMENT).unsqueeze(1), 0.0)
+    return gate_scales(gate, documents)
+
+
+def _pooling(pooling: Tensor | None, *, causal: bool) -> Tensor:
+    """Return the weights of `linformer`.
+
+    Raises:
+        ValueError: it is asked to be causal.
+    """
+    if causal:
+        raise ValueError(
+            "attention 'linformer' has no causal form, for what it pools holds the future; allowed: bidirectional"
+        )
+    assert pooling is not None, "linformer needs its pooling"
+    return pooling
 
 
 def _best_layout(q: Tensor, feature_map: FeatureMap) -> str:
-    """Choose by the device, but for features that are being learned."""
-    return "blocked" if q.device.type == "cpu" and not _is_learned(feature_map) else "batched"
+    """Choose by the device, but for what blocks cannot do: features that are being learned, and gates."""
+    in_blocks = q.device.type == "cpu" and not _is_learned(feature_map) and not feature_map.is_gated
+    return "blocked" if in_blocks else "batched"
 
 
 def _is_learned(feature_map: FeatureMap) -> bool:

@@ -22,8 +22,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from protperf.attention.documents import or_one_document
 from protperf.attention.exact_rows import UNDERFLOW, with_exact_rows
 from protperf.attention.features import FeatureMap, logits, nonlinear, row_log_scale
+from protperf.attention.gates import GateScales
 from protperf.attention.state import CausalState, empty_state, entering_state, lowest_peak
 from protperf.vocab import PADDING_DOCUMENT
 
@@ -40,6 +42,7 @@ def batched_attention(
     *,
     causal: bool,
     state: CausalState | None = None,
+    gates: GateScales | None = None,
     chunk: int = CHUNK,
 ) -> Tensor:
     """Return normalised attention `(B, H, L, K)` in the type of `v`, zero at padding.
@@ -52,26 +55,29 @@ def batched_attention(
         feature_map: the map; its weights may ask for gradients.
         causal: the direction.
         state: causal only: `state_after` the tokens before.
+        gates: causal only: of a gated map.
         chunk: C; no result depends on it beyond rounding.
     """
     length = v.shape[2]
     if not causal and documents is None:
-        return _recomputed(_unmasked, q, k, v, feature_map)
+        return recomputed(_unmasked, q, k, v, feature_map)
     chunk = min(chunk, length)
     whole = (0, 0, 0, -length % chunk)  # features are not padded: they are many times as wide
     parts = (pad(q, whole), pad(k, whole), pad(v, whole))
-    chunks = pad(_or_one_document(documents, v), whole[2:], value=PADDING_DOCUMENT)
+    chunks = pad(or_one_document(documents, v), whole[2:], value=PADDING_DOCUMENT)
     chunks = chunks.unflatten(1, (-1, chunk)).unsqueeze(1)  # (B, 1, N, C)
     if not causal:
-        return _recomputed(_bidirectional, *parts, chunks, feature_map)[:, :, :length]
+        return recomputed(_bidirectional, *parts, chunks, feature_map)[:, :, :length]
     state = entering_state(state or empty_state(q, v, feature_map), documents)
-    out, denominators = (x[:, :, :length] for x in _recomputed(_causal, *parts, chunks, feature_map, state))
+    scales = None if gates is None else pad(gates.keys, whole[2:])
+    causal_form = recomputed(_causal, *parts, chunks, feature_map, state, scales)
+    out, denominators = (x[:, :, :length] for x in causal_form)
     if feature_map.nonlinearity != "exp":
         return out
     return with_exact_rows(out, denominators.detach(), q, k, v, documents, feature_map, state)
 
 
-def _recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
+def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
     """Call a function so that nothing it computes is kept for the backward pass, which calls it again."""
     if not torch.is_grad_enabled():
         return function(*inputs)
@@ -85,6 +91,7 @@ def state_after(
     feature_map: FeatureMap,
     *,
     state: CausalState | None = None,
+    gates: GateScales | None = None,
 ) -> CausalState:
     """Return what causal attention must keep of a segment and of the state before it.
 
@@ -94,10 +101,11 @@ def state_after(
         documents: int32 `(B, L)` or `None`.
         feature_map: the map.
         state: the state before the segment.
+        gates: of a gated map.
     """
     state = entering_state(state or empty_state(k, v, feature_map), documents)
-    documents = _or_one_document(documents, v)
-    phi, log = _key_parts(k, feature_map)
+    documents = or_one_document(documents, v)
+    phi, log = _key_parts(k, feature_map, None if gates is None else gates.keys)
     document = documents[:, -1]
     own = (documents == document.unsqueeze(-1))[:, None, :, None]
     goes_on = (state.document == document)[:, None, None]
@@ -106,9 +114,15 @@ def state_after(
     peak = torch.maximum(before, log.detach().masked_fill(~own, lowest).amax(-2))
     values = _with_ones(v, phi).masked_fill(~own, 0.0)
     phi = _take_off(phi, log.masked_fill(~own, lowest), peak.unsqueeze(-2), feature_map)
-    sums = state.sums * _decay(before, peak, goes_on).unsqueeze(-1)
+    sums = state.sums * _decay(before, peak, goes_on).to(phi.dtype).unsqueeze(-1)
     # one token changes the whole state: what counts is how often it passes through memory
     sums = sums.addcmul_(phi.mT, values) if v.shape[2] == 1 else sums + phi.mT @ values
+    if (
+        gates is not None
+    ):  # all scales as the last token sees them; the factor is 1 and hands on their gradient
+        passed = gates.passed.unsqueeze(-1)
+        peak = (peak + passed.detach()).to(phi.dtype)
+        sums = sums * torch.exp(passed - passed.detach()).to(phi.dtype).unsqueeze(-1)
     return CausalState(sums, peak, document.clone())
 
 
@@ -158,14 +172,21 @@ def _bidirectional(q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, feature_map:
 
 
 def _causal(
-    q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, feature_map: FeatureMap, state: CausalState
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunks: Tensor,
+    feature_map: FeatureMap,
+    state: CausalState,
+    scales: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return attention `(B, H, N C, K)` and its denominators; too small ones of exponential features give zero.
 
     The running maximum m_t of the logarithms of key features (restarting with each document) makes this linear
-    attention with a decay exp(m_{t-1} - m_t) <= 1: strictly causal, and it cannot overflow.
+    attention with a decay exp(m_{t-1} - m_t) <= 1: strictly causal, and it cannot overflow. The scales of gates,
+    `(B, H, N C)`, are such logarithms too, in more digits than the rest: differences are taken before they are rounded.
     """
-    phi_k, log_k = _key_parts(k, feature_map)
+    phi_k, log_k = _key_parts(k, feature_map, scales)
     peaks = _running_maxima(_cut(log_k.detach().amax(-1, keepdim=True), chunks).squeeze(-1), chunks, state)
     phi_k = _take_off(phi_k, log_k, peaks.flatten(2).unsqueeze(-1), feature_map)
     phi_q = _query_features(q, feature_map, None)
@@ -173,12 +194,12 @@ def _causal(
 
     same = chunks.unsqueeze(-1) == chunks.unsqueeze(-2)
     past = torch.ones(same.shape[-2:], dtype=torch.bool, device=v.device).tril()
-    decay = _decay(peaks.unsqueeze(-2), peaks.unsqueeze(-1), same & past)  # (B, H, N, C, C)
+    decay = _decay(peaks.unsqueeze(-2), peaks.unsqueeze(-1), same & past).to(phi_k)  # (B, H, N, C, C)
     totals = (phi_q @ phi_k.mT * decay) @ values
 
     carried, left_document, left_peak = _carry(phi_k, values, chunks, peaks, state)
     read = (chunks == chunks[..., :1]) & (left_document == chunks[..., :1])
-    read_decay = _decay(left_peak, peaks, read).unsqueeze(-1)
+    read_decay = _decay(left_peak, peaks, read).to(phi_k).unsqueeze(-1)
     totals = totals + (phi_q * read_decay) @ carried
 
     real = chunks.ne(PADDING_DOCUMENT)
@@ -188,22 +209,24 @@ def _causal(
     return _ratio(totals, real).to(v.dtype), denominators.flatten(2)
 
 
-def _key_parts(k: Tensor, feature_map: FeatureMap) -> tuple[Tensor, Tensor]:
+def _key_parts(k: Tensor, feature_map: FeatureMap, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return what the features of keys are made of: `(B, H, L, F)`, and logarithms, `(B, H, L, F)` or `(B, H, L, 1)`.
 
-    For exponential features both are log phi; for others the first lacks the factor exp(second).
+    For exponential features both are log phi; for others the first lacks the factor exp(second). `scales (B, H, L)` are
+    those of gates.
     """
     u = logits(k, feature_map)
     if feature_map.nonlinearity == "exp":
         return u, u
-    return nonlinear(u, feature_map.nonlinearity), row_log_scale(k, feature_map).unsqueeze(-1)
+    log = row_log_scale(k, feature_map)
+    return nonlinear(u, feature_map.nonlinearity), (log if scales is None else log + scales).unsqueeze(-1)
 
 
 def _take_off(phi: Tensor, log: Tensor, shift: Tensor, feature_map: FeatureMap) -> Tensor:
     """Turn what `_key_parts` returned into features with `shift` taken off their logarithms."""
     if feature_map.nonlinearity == "exp":
         return torch.exp(log - shift)
-    return phi if feature_map.half_square == 0 else phi * torch.exp(log - shift)
+    return phi * torch.exp(log - shift).to(phi.dtype) if feature_map.has_scales else phi
 
 
 def _query_features(q: Tensor, feature_map: FeatureMap, shift: Tensor | None) -> Tensor:
@@ -212,13 +235,6 @@ def _query_features(q: Tensor, feature_map: FeatureMap, shift: Tensor | None) ->
     if feature_map.nonlinearity != "exp":
         return nonlinear(u, feature_map.nonlinearity)
     return torch.softmax(u if shift is None else u + shift, dim=-1)
-
-
-def _or_one_document(documents: Tensor | None, v: Tensor) -> Tensor:
-    """Return `documents (B, L)`; one a row where there are none."""
-    if documents is None:
-        return torch.zeros(v.shape[0], v.shape[2], dtype=torch.int32, device=v.device)
-    return documents
 
 
 def _carry(
@@ -230,7 +246,7 @@ def _carry(
     those of the last token of chunk n - 1.
     """
     first, last, last_peak = chunks[..., :1], chunks[..., -1:], peaks[..., -1:]
-    kept = _decay(peaks, last_peak, chunks == last).unsqueeze(-1)
+    kept = _decay(peaks, last_peak, chunks == last).to(phi_k).unsqueeze(-1)
     state_peak = state.peak.amax(-1, keepdim=True)  # (B, H, 1)
     entering = state.sums * torch.exp(state.peak - state_peak).unsqueeze(-1)
     sums = torch.cat((entering.unsqueeze(2), (phi_k * kept)[:, :, :-1].mT @ values[:, :, :-1]), dim=2)
@@ -273,7 +289,7 @@ def _running_maxima(peak: Tensor, chunks: Tensor, state: CausalState) -> Tensor:
 
     Two steps without a loop over the length: inside each chunk, and from the chunks before it.
     """
-    lowest = torch.finfo(peak.dtype).min
+    lowest = torch.finfo(state.peak.dtype).min
     places = torch.arange(chunks.shape[-1], device=peak.device)
     seen = (chunks.unsqueeze(-1) == chunks.unsqueeze(-2)) & (
         places <= places.unsqueeze(-1)

@@ -34,3 +34,28 @@ def positions_in_documents(documents: Tensor) -> Tensor:
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return index - torch.where(starts, index, 0).cummax(1).values
+
+
+def or_one_document(documents: Tensor | None, v: Tensor) -> Tensor:
+    """Return `documents (B, L)`; where there are none, int32 zeros for `v (B, H, L, K)`: one document a row."""
+    if documents is None:
+        return torch.zeros(v.shape[0], v.shape[2], dtype=torch.int32, device=v.device)
+    return documents
+
+
+def share_in_documents(marked: Tensor, documents: Tensor | None) -> Tensor:
+    """Return for each token the share of marked tokens in its document, float32 `(B, L)`.
+
+    Args:
+        marked: bool `(B, L)`.
+        documents: int32 `(B, L)`, as in `allowed_pairs`; `None`: one document a row.
+    """
+    if documents is None:
+        documents = torch.zeros_like(marked, dtype=torch.int32)
+    starts = torch.zeros_like(marked, dtype=torch.int64)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    runs = starts.cumsum(1)
+    sums = torch.zeros(2, *marked.shape, device=marked.device)
+    sums[0].scatter_add_(1, runs, marked.float())
+    sums[1].scatter_add_(1, runs, torch.ones_like(marked, dtype=torch.float32))
+    return (sums[0] / sums[1].clamp_min(1)).gather(1, runs)

@@ -39,6 +39,7 @@ class FeatureMap:
         nonlinearity: g by its name: `exp`, `relu`, `elu` or `cos` (see `nonlinear`).
         half_square: the factor of |x|^2 / 2 in the exponent.
         unit_norm: whether queries and keys are divided by their norms first.
+        is_gated: whether each key comes with a logarithm of a scale besides (see `gates`).
     """
 
     weights: Tensor
@@ -46,6 +47,12 @@ class FeatureMap:
     nonlinearity: str
     half_square: float
     unit_norm: bool = False
+    is_gated: bool = False
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether keys have scales of any size, so that a maximum must be taken off."""
+        return self.nonlinearity == "exp" or self.half_square != 0.0 or self.is_gated
 
 
 def logits(x: Tensor, feature_map: FeatureMap) -> Tensor:
@@ -139,7 +146,7 @@ def favor_hyperbolic(
         pair_square: not used.
     """
     weights = _scaled(projection, head_dim)
-    return FeatureMap(torch.cat((weights, -weights)), None, "exp", -(head_dim**-0.5))
+    return FeatureMap(torch.cat((weights, -weights), dim=-2), None, "exp", -(head_dim**-0.5))
 
 
 def oprf(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None = None) -> FeatureMap:
@@ -248,7 +255,7 @@ def trig(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None
         pair_square: not used.
     """
     weights = _scaled(projection, head_dim)
-    return FeatureMap(weights.repeat(2, 1), _quarter_turn(weights), "cos", head_dim**-0.5)
+    return FeatureMap(torch.cat((weights, weights), dim=-2), _quarter_turn(weights), "cos", head_dim**-0.5)
 
 
 def rfa(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None = None) -> FeatureMap:
@@ -257,7 +264,7 @@ def rfa(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None 
     E[phi(q).phi(k)] = M exp(q^.k^ - 1), between M exp(-2) and M, a pair's relative error in proportion to
     M^(-1/2): with M >= 128 the sums of rows stay above zero, unless a query sees none but opposite keys (a pair at
     exp(-2) is known to +- 0.7 / sqrt(M)). A fixed temperature of one: lengths of q and k say nothing. The gate of
-    the paper is not part of this map.
+    the paper, for the causal direction alone, is not part of this map: see `gates`.
     Source: Peng et al. 2021, section 3.1, arXiv:2103.02143.
 
     Args:
@@ -266,7 +273,9 @@ def rfa(projection: Tensor | None, *, head_dim: int, pair_square: Tensor | None 
         pair_square: not used.
     """
     assert projection is not None
-    return FeatureMap(projection.repeat(2, 1), _quarter_turn(projection), "cos", 0.0, unit_norm=True)
+    return FeatureMap(
+        torch.cat((projection, projection), dim=-2), _quarter_turn(projection), "cos", 0.0, unit_norm=True
+    )
 
 
 def _scaled(projection: Tensor | None, head_dim: int) -> Tensor:
@@ -276,7 +285,7 @@ def _scaled(projection: Tensor | None, head_dim: int) -> Tensor:
 
 def _quarter_turn(weights: Tensor) -> Tensor:
     """Return `(2 M,)`, 0 for the cosines and -pi/2, which makes sines of cosines, for the others."""
-    zeros = weights.new_zeros(len(weights))
+    zeros = weights.new_zeros(weights.shape[-2])
     return torch.cat((zeros, zeros - math.pi / 2))
 
 

@@ -2,15 +2,19 @@
 
 Nothing here is shared with the fast forms: the feature maps' formulas are written out again. Tests compare the two.
 
-Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` rows of the projection, `F` features.
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` rows of the projection, `F` features,
+`P` pooled tokens, `N` most tokens of a document, `S` rounds of hashing.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
 
 from protperf.attention.features import RELU_OFFSET
+from protperf.attention.reformer import Hashing
 from protperf.vocab import PADDING_DOCUMENT
 
 
@@ -24,6 +28,9 @@ def reference_attention(
     causal: bool,
     projection: Tensor | None = None,
     pair_square: Tensor | None = None,
+    gate: Tensor | None = None,
+    pooling: Tensor | None = None,
+    hashing: Hashing | None = None,
 ) -> Tensor:
     """Attention by its definition: weights of all pairs, rows divided by their sum, times the values.
 
@@ -31,6 +38,16 @@ def reference_attention(
     """
     if documents is None:
         documents = torch.zeros(q.shape[0], q.shape[2], dtype=torch.int32)
+    if gate is not None:
+        assert projection is not None
+        return reference_gated_attention(q, k, v, documents, projection=projection, gate=gate)
+    if kind == "linformer":
+        assert pooling is not None
+        return reference_pooled_attention(q, k, v, documents, pooling=pooling)
+    if kind == "reformer":
+        assert hashing is not None
+        seen_by = reference_hashed_pairs(q, documents, projection=projection, hashing=hashing, causal=causal)
+        return reference_hashed_attention(q, v, seen_by)
     signed = kind in ("trig", "rfa")
     if signed:
         pairs = reference_signed_weights(q, k, kind=kind, projection=projection)
@@ -116,3 +133,93 @@ def reference_signed_weights(q: Tensor, k: Tensor, *, kind: str, projection: Ten
     wx, wy = (torch.einsum("bhik,mk->bhim", z, w) for z in (x, y))
     rows = [torch.cos(wx[:, :, i : i + 1] - wy).mean(-1) for i in range(q.shape[2])]
     return scale * torch.stack(rows, dim=2)
+
+
+def reference_gated_attention(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor, *, projection: Tensor, gate: Tensor
+) -> Tensor:
+    """Causal random feature attention with a gate, token by token: S and z are kept by g and fed by 1 - g.
+
+    S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, z_t = g_t z_{t-1} + (1 - g_t) phi(k_t), both nothing where a document
+    begins; the output is phi(q_t)^T S_t / phi(q_t)^T z_t. Peng et al. 2021, section 3.2, arXiv:2103.02143.
+    """
+    w = projection.to(q.dtype)
+    phi_q, phi_k = (
+        torch.cat((torch.cos(y), torch.sin(y)), dim=-1)
+        for y in (z / z.norm(dim=-1, keepdim=True) @ w.mT for z in (q, k))
+    )
+    kept, fed = torch.sigmoid(gate.to(q.dtype)), torch.sigmoid(-gate.to(q.dtype))
+    rows = []
+    for b in range(q.shape[0]):
+        outs = []
+        for t in range(q.shape[2]):
+            if documents[b, t] == PADDING_DOCUMENT:
+                outs.append(torch.zeros_like(v[b, :, t]))
+                continue
+            if t == 0 or documents[b, t] != documents[b, t - 1]:
+                s, z = torch.zeros_like(phi_k[b, :, t, :, None] * v[b, :, t, None, :]), 0 * phi_k[b, :, t]
+            g, f = kept[b, :, t, None], fed[b, :, t, None]
+            s = g[..., None] * s + f[..., None] * phi_k[b, :, t, :, None] * v[b, :, t, None, :]
+            z = g * z + f * phi_k[b, :, t]
+            numerator = torch.einsum("hf,hfk->hk", phi_q[b, :, t], s)
+            outs.append(numerator / (phi_q[b, :, t] * z).sum(-1, keepdim=True))
+        rows.append(torch.stack(outs, dim=1))
+    return torch.stack(rows)
+
+
+def reference_pooled_attention(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor, *, pooling: Tensor
+) -> Tensor:
+    """Linformer, document by document: softmax over P mixtures of its keys, applied to P mixtures of its values."""
+    of_keys, of_values = pooling.to(q.dtype)
+    out = torch.zeros_like(v)
+    for b in range(q.shape[0]):
+        for number in documents[b].unique().tolist():
+            if number == PADDING_DOCUMENT:
+                continue
+            (places,) = torch.where(documents[b] == number)
+            keys = torch.einsum("pj,hjk->hpk", of_keys[:, : len(places)], k[b][:, places])
+            values = torch.einsum("pj,hjk->hpk", of_values[:, : len(places)], v[b][:, places])
+            logits = torch.einsum("hik,hpk->hip", q[b][:, places], keys) / q.shape[-1] ** 0.5
+            out[b, :, places] = torch.einsum("hip,hpk->hik", torch.softmax(logits, dim=-1), values)
+    return out
+
+
+def reference_hashed_pairs(
+    q: Tensor, documents: Tensor, *, projection: Tensor | None, hashing: Hashing, causal: bool
+) -> Tensor:
+    """Return which token sees which in at least one round, bool `(B, H, L, L)`: bucket by bucket, member by member.
+
+    A token that sees nobody else sees itself; padding sees nobody.
+    """
+    batch, heads, length, _ = q.shape
+    half = hashing.buckets // 2
+    seen_by = torch.zeros(batch, heads, length, length, dtype=torch.bool)
+    for b, h, s in itertools.product(range(batch), range(heads), range(hashing.rounds)):
+        members: dict[tuple[int, int], list[int]] = {}
+        for i in range(length):
+            bucket = 0
+            if half:
+                assert projection is not None
+                dots = projection[s * half : (s + 1) * half].to(q.dtype) @ q[b, h, i].detach()
+                bucket = int(torch.cat((dots, -dots)).argmax())
+            members.setdefault((int(documents[b, i]), bucket), []).append(i)
+        for (number, _), places in members.items():
+            for rank, i in enumerate(places if number != PADDING_DOCUMENT else ()):
+                others = places[max(0, rank - hashing.window) : rank]
+                if not causal:
+                    others = others + places[rank + 1 : rank + 1 + hashing.window]
+                seen_by[b, h, i, others] = True
+    alone = ~seen_by.any(-1) & (documents != PADDING_DOCUMENT)[:, None]
+    return seen_by | torch.diag_embed(alone)
+
+
+def reference_hashed_attention(q: Tensor, v: Tensor, seen_by: Tensor) -> Tensor:
+    """Reformer, given who sees whom `(B, H, L, L)`: softmax over them of q.k / (|k| sqrt(K)), where k is q."""
+    keys = q / q.norm(dim=-1, keepdim=True)
+    out = torch.zeros_like(v)
+    for b, h, i in seen_by.any(-1).nonzero().tolist():
+        seen = seen_by[b, h, i]
+        weights = torch.softmax(keys[b, h, seen] @ q[b, h, i] / q.shape[-1] ** 0.5, dim=-1)
+        out[b, h, i] = weights @ v[b, h, seen]
+    return out

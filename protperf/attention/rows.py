@@ -12,13 +12,21 @@ from torch import Tensor
 
 from protperf.attention.documents import allowed_pairs
 from protperf.attention.features import FeatureMap, logits, nonlinear, row_log_scale
+from protperf.attention.gates import GateScales
 
 _BLOCK = 8
 """Rows in one go: `(8, L, F)` numbers a head."""
 
 
 def feature_attention_rows(
-    q: Tensor, k: Tensor, feature_map: FeatureMap, documents: Tensor, rows: Tensor, *, causal: bool
+    q: Tensor,
+    k: Tensor,
+    feature_map: FeatureMap,
+    documents: Tensor,
+    rows: Tensor,
+    *,
+    causal: bool,
+    gates: GateScales | None = None,
 ) -> Tensor:
     """Return chosen rows of phi(q) phi(k)^T, each divided by its sum: `(B, H, R, L)`.
 
@@ -29,6 +37,7 @@ def feature_attention_rows(
         documents: int32 `(B, L)`.
         rows: int64 `(R,)` places of the queries.
         causal: the direction.
+        gates: of a gated map.
     """
     allowed = allowed_pairs(documents, causal=causal, rows=rows)
     log_q, log_k = logits(q[:, :, rows], feature_map), logits(k, feature_map)
@@ -37,9 +46,10 @@ def feature_attention_rows(
         weights = torch.cat(pairs, dim=2).masked_fill(~allowed, -torch.inf).softmax(-1)
         return weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
     phi_q, phi_k = (nonlinear(u, feature_map.nonlinearity) for u in (log_q, log_k))
-    scale = row_log_scale(k, feature_map).unsqueeze(-2).masked_fill(~allowed, -torch.inf)
+    scale = row_log_scale(k, feature_map) if gates is None else row_log_scale(k, feature_map) + gates.keys
+    scale = scale.unsqueeze(-2).masked_fill(~allowed, -torch.inf)
     scale = torch.exp(scale - scale.amax(-1, keepdim=True).clamp_min(torch.finfo(scale.dtype).min))
-    weights = phi_q @ phi_k.mT * scale
+    weights = phi_q @ phi_k.mT * scale.to(phi_q.dtype)
     return weights / weights.sum(-1, keepdim=True).masked_fill(~allowed.any(-1, keepdim=True), 1.0)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from protperf.attention.documents import allowed_pairs
+from protperf.attention.documents import allowed_pairs, or_one_document
 from protperf.attention.state import KeyValueState
 from protperf.vocab import PADDING_DOCUMENT
 
@@ -48,26 +48,19 @@ def softmax_onward(
     Returns:
         `(B, H, L, K)`, zero at padding, and the state.
     """
-    length = v.shape[2]
-    own = documents
-    if own is None:
-        own = torch.zeros(v.shape[0], length, dtype=torch.int32, device=v.device)
-    q, k = q.to(v.dtype), k.to(v.dtype)
+    length, own = v.shape[2], or_one_document(documents, v)
+    seen = KeyValueState.of(k.to(v.dtype), v, own)
     if not length:
-        return torch.zeros_like(v), state or KeyValueState(k, v, own)
-    seen = own
+        return torch.zeros_like(v), state or seen
     if state is not None:
-        before = state.documents.masked_fill(state.documents != own[:, :1], PADDING_DOCUMENT)
-        k, v = torch.cat((state.keys, k), dim=2), torch.cat((state.values, v), dim=2)
-        seen = torch.cat((before, own), dim=1)
-    rows = torch.arange(seen.shape[1] - length, seen.shape[1], device=v.device)
-    itself = torch.arange(seen.shape[1], device=v.device) == rows.unsqueeze(-1)
-    allowed = allowed_pairs(seen, causal=True, rows=rows) | itself  # padding needs somebody to see
-    out = scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-    kept = KeyValueState(k, v, seen.masked_fill(seen != own[:, -1:], PADDING_DOCUMENT))
+        seen = state.followed_by(seen)
+    rows = torch.arange(seen.documents.shape[1] - length, seen.documents.shape[1], device=v.device)
+    itself = torch.arange(seen.documents.shape[1], device=v.device) == rows.unsqueeze(-1)
+    allowed = allowed_pairs(seen.documents, causal=True, rows=rows) | itself  # padding needs somebody to see
+    out = scaled_dot_product_attention(q.to(v.dtype), seen.keys, seen.values, attn_mask=allowed)
     if documents is None:
-        return out, kept
-    return out.masked_fill(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0), kept.trimmed()
+        return out, seen.current()
+    return out.masked_fill(documents.eq(PADDING_DOCUMENT)[:, None, :, None], 0.0), seen.current().trimmed()
 
 
 def softmax_attention_rows(q: Tensor, k: Tensor, documents: Tensor, rows: Tensor, *, causal: bool) -> Tensor:

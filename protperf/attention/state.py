@@ -1,6 +1,7 @@
 """What causal attention carries from one segment of a sequence to the next.
 
-Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `F` features, `T` tokens kept.
+Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `F` features, `T` tokens kept, `S` rounds of
+hashing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class CausalState(NamedTuple):
     Attributes:
         sums: `(B, H, F, K + 1)` sum of phi(k_j) exp(-peak) [v_j, 1] over the current document.
         peak: `(B, H, F)` maximum of each key feature's logarithm over the current document: one a feature, so that no
-            feature underflows for a later query that asks for it alone. Zero for features without an exponential.
+            feature underflows for a later query that asks for it alone. Zero for features without an exponential. With
+            gates, as seen from the last token: what they have since taken off is in it.
         document: `(B,)` number of the current document.
     """
 
@@ -48,17 +50,42 @@ class CausalState(NamedTuple):
 
 
 class KeyValueState(NamedTuple):
-    """What exact causal attention keeps of the tokens read so far: all of them, so that it grows with each.
+    """What causal `softmax` and `reformer` keep of the tokens read so far: all of them, so that it grows with each.
 
     Attributes:
         keys: `(B, H, T, K)`, the latest last.
         values: `(B, H, T, K)`.
         documents: int32 `(B, T)` number of the current document, `PADDING_DOCUMENT` before it began.
+        hashes: int64 `(B, H, T, S)` buckets of `reformer`; no rounds for `softmax`.
     """
 
     keys: Tensor
     values: Tensor
     documents: Tensor
+    hashes: Tensor
+
+    @staticmethod
+    def of(keys: Tensor, values: Tensor, documents: Tensor, hashes: Tensor | None = None) -> KeyValueState:
+        """Return the state of a segment alone; `hashes` may be left out."""
+        if hashes is None:
+            hashes = torch.empty(*keys.shape[:3], 0, dtype=torch.int64, device=keys.device)
+        return KeyValueState(keys, values, documents, hashes)
+
+    def followed_by(self, segment: KeyValueState) -> KeyValueState:
+        """Return all tokens of both; those of this state are padding unless the segment begins with their document."""
+        goes_on = self.documents == segment.documents[:, :1]
+        before = self._replace(documents=self.documents.masked_fill(~goes_on, PADDING_DOCUMENT))
+        return KeyValueState(
+            torch.cat((before.keys, segment.keys), dim=2),
+            torch.cat((before.values, segment.values), dim=2),
+            torch.cat((before.documents, segment.documents), dim=1),
+            torch.cat((before.hashes, segment.hashes), dim=2),
+        )
+
+    def current(self) -> KeyValueState:
+        """Return the state with everything marked as padding but the document of the last token."""
+        others = self.documents != self.documents[:, -1:]
+        return self._replace(documents=self.documents.masked_fill(others, PADDING_DOCUMENT))
 
     def of_rows(self, rows: Tensor) -> KeyValueState:
         """Return the state of some rows of the batch, int64 `(rows,)`; the others are let go."""
@@ -78,12 +105,18 @@ class KeyValueState(NamedTuple):
                     for state, n in zip(states, missing, strict=True)
                 ]
             ),
+            torch.cat([pad(state.hashes, (0, 0, n, 0)) for state, n in zip(states, missing, strict=True)]),
         )
 
     def trimmed(self) -> KeyValueState:
         """Return the state without the columns before every row's document."""
         first = int(self.documents.ne(PADDING_DOCUMENT).any(0).int().argmax())
-        return KeyValueState(self.keys[:, :, first:], self.values[:, :, first:], self.documents[:, first:])
+        return KeyValueState(
+            self.keys[:, :, first:],
+            self.values[:, :, first:],
+            self.documents[:, first:],
+            self.hashes[:, :, first:],
+        )
 
 
 def empty_state(k: Tensor, v: Tensor, feature_map: FeatureMap) -> CausalState:
@@ -116,6 +149,5 @@ def entering_state(state: CausalState, documents: Tensor | None) -> CausalState:
 
 
 def lowest_peak(feature_map: FeatureMap, dtype: torch.dtype) -> float:
-    """Return the peak of no keys: the lowest number, or 0 for features without an exponential."""
-    grows = feature_map.nonlinearity == "exp" or feature_map.half_square != 0
-    return torch.finfo(dtype).min if grows else 0.0
+    """Return the peak of no keys: the lowest number, or 0 where no key has a scale."""
+    return torch.finfo(dtype).min if feature_map.has_scales else 0.0

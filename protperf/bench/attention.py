@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from protperf.attention import ATTENTIONS
+from protperf.attention import ATTENTIONS, Hashing
 from protperf.bench import measure
 from protperf.bench.attention_tables import PASSES, Cell, lay_out
 from protperf.bench.contestants import Attention, Contestant, Setting, cut, gather, performer_pytorch
@@ -205,6 +205,7 @@ def evaluate(cell: Cell, contestant: Contestant, setting: Setting) -> Cell:
         documents=cut(cell.length, setting.packed, seed=setting.seed) if contestant.packed else [cell.length],
         head_dim=setting.head_dim,
         rows=rows_for(contestant.kind, setting.num_features, setting.head_dim),
+        hashing=Hashing(),
     ).times(setting.batch * setting.heads)
     flops = work.forward if cell.passes == PASSES[0] else sum(work)
     slower = measure.ratio(cell.rounds, cell.product_rounds) or math.inf

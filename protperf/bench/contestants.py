@@ -10,18 +10,20 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protperf.attention import ATTENTIONS, attend, draw_projection
+from protperf.attention import ATTENTIONS, BIDIRECTIONAL, Hashing, attend, draw_projection
+from protperf.layers import INIT_GATE
 from protperf.work import rows_for
 
 EXACT = "SDPA"
 X_LINE = "X line"
 PERFORMER_PYTORCH = "performer-pytorch"
+GATED = ", gated"
 PACKED = ", packed"
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -37,7 +39,7 @@ class Setting:
         batch: B.
         heads: H.
         head_dim: K.
-        num_features: F, the same for each kind with a projection.
+        num_features: F, the same for each feature map with a projection; the pooled tokens of `linformer`.
         packed: documents in a window; 0 leaves packed windows out.
         dtype: of q, k, v.
         device: where all happens.
@@ -79,14 +81,26 @@ class Contestant:
 
 
 def gather(setting: Setting, *, causal: bool, length: int) -> list[Contestant]:
-    """Return those who compete at one length: exact attention first, then the X line, then the linear ones."""
+    """Return those who compete at one length: exact attention first, then the X line, then the others.
+
+    Causal `rfa` competes with and without a gate; what has no causal form does not compete there.
+    """
     windows = [None, documents_of(setting, length)] if setting.packed else [None]
-    kinds = [kind for kind in setting.kinds if kind != "softmax"]
-    found = [_own("softmax", setting, causal=causal, documents=documents) for documents in windows]
+    kinds = [kind for kind in setting.kinds if kind != "softmax" and not (causal and kind in BIDIRECTIONAL)]
+    found = [
+        _own("softmax", setting, causal=causal, documents=documents, length=length) for documents in windows
+    ]
     found.append(Contestant(X_LINE, None, lambda q, k, v: v))
     found += [
-        _own(kind, setting, causal=causal, documents=documents) for kind in kinds for documents in windows
+        _own(kind, setting, causal=causal, documents=documents, length=length)
+        for kind in kinds
+        for documents in windows
     ]
+    if causal and "rfa" in kinds:
+        found += [
+            _own("rfa", setting, causal=True, documents=documents, length=length, gated=True)
+            for documents in windows
+        ]
     with contextlib.suppress(ImportError):
         found.append(Contestant(PERFORMER_PYTORCH, "favor", performer_pytorch(setting, causal=causal)))
     return found
@@ -130,29 +144,40 @@ def documents_of(setting: Setting, length: int) -> Tensor:
     return numbers.expand(setting.batch, -1).contiguous().to(setting.device)
 
 
-def _own(kind: str, setting: Setting, *, causal: bool, documents: Tensor | None) -> Contestant:
+def _own(
+    kind: str,
+    setting: Setting,
+    *,
+    causal: bool,
+    documents: Tensor | None,
+    length: int,
+    gated: bool = False,
+) -> Contestant:
     """Return one of protperf's attentions; `softmax` without documents is torch's SDPA itself."""
-    projection, pair_square = None, None
-    if kind != "softmax":
-        rows = rows_for(kind, setting.num_features, setting.head_dim)
-        generator = torch.Generator().manual_seed(setting.seed)
-        drawn = draw_projection(
-            rows, setting.head_dim, coupling="orthogonal", norms="chi", generator=generator
-        )
-        projection = drawn.to(setting.device)
-        expected = torch.full(
-            (setting.heads,), 2 * setting.head_dim**0.5
-        )  # of |q' + k'|^2, q and k ~ N(0, 1)
-        pair_square = expected.to(setting.device)
-    call = partial(
-        attend,
-        kind=kind,
-        causal=causal,
-        projection=projection,
-        pair_square=pair_square,
-        layout=setting.layout,
+    name = EXACT if kind == "softmax" else kind + (GATED if gated else "")
+    layout, choices = None if gated else setting.layout, _choices(kind, setting, length)
+
+    def compete(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        gate = torch.full(q.shape[:3], INIT_GATE, device=q.device) if gated else None
+        return attend(q, k, v, documents, kind=kind, causal=causal, gate=gate, layout=layout, **choices)
+
+    return Contestant(
+        name + (PACKED if documents is not None else ""), kind, compete, packed=documents is not None
     )
-    name = EXACT if kind == "softmax" else kind
-    if documents is None:
-        return Contestant(name, kind, call)
-    return Contestant(name + PACKED, kind, lambda q, k, v: call(q, k, v, documents), packed=True)
+
+
+def _choices(kind: str, setting: Setting, length: int) -> dict[str, Any]:
+    """Return what a kind needs besides q, k and v: drawn as a model draws it, the same for each contestant of a kind."""
+    generator = torch.Generator().manual_seed(setting.seed)
+    if kind == "linformer":
+        pooling = torch.randn(2, setting.num_features, length, generator=generator)
+        return {"pooling": pooling.to(setting.device) * setting.num_features**-0.5}
+    hashing = Hashing()
+    rows = hashing.num_rows if kind == "reformer" else rows_for(kind, setting.num_features, setting.head_dim)
+    drawn = draw_projection(rows, setting.head_dim, coupling="orthogonal", norms="chi", generator=generator)
+    expected = torch.full((setting.heads,), 2 * setting.head_dim**0.5)  # of |q' + k'|^2, q and k ~ N(0, 1)
+    return {
+        "projection": drawn.to(setting.device),
+        "pair_square": expected.to(setting.device),
+        "hashing": hashing,
+    }

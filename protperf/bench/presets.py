@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
@@ -55,6 +55,8 @@ def read_preset(name: str, overrides: Sequence[str], *, num_layers: int | None) 
     if name not in names:
         raise ValueError(f"--preset {name}: not there; allowed: {', '.join(names)}")
     preset = OmegaConf.create((folder / f"{name}.yaml").read_text())
+    assert isinstance(preset, DictConfig)
+    preset.pop("defaults", None)  # tiny: the fields' own
     try:
         given = OmegaConf.from_dotlist([text.removeprefix("model.") for text in overrides])
         config = from_section(ModelConfig, OmegaConf.merge(preset, given))  # type: ignore[arg-type]

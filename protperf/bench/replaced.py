@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
-import protperf.model
+import protperf.layers
 
 Substitute = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`(q, k, v) -> (B, H, L, K)`, each of them `(B, H, L, K)`."""
@@ -26,20 +27,18 @@ def attention_replaced(by: Substitute) -> Iterator[None]:
         v: Tensor,
         documents: Tensor | None = None,
         *,
-        kind: str,
         causal: bool,
-        projection: Tensor | None = None,
-        pair_square: Tensor | None = None,
-        layout: str | None = None,
+        gate: Tensor | None,
+        **choices: Any,
     ) -> Tensor:
         return by(q, k, v).to(v.dtype)
 
-    original = protperf.model.attend
-    protperf.model.attend = attend
+    original = protperf.layers.attend
+    protperf.layers.attend = attend  # type: ignore[assignment]
     try:
         yield
     finally:
-        protperf.model.attend = original
+        protperf.layers.attend = original
 
 
 def return_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

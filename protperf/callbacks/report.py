@@ -206,10 +206,10 @@ def evaluation_lines(results: Mapping[str, float]) -> list[str]:
 def flops_per_token(model: ProteinModel, batch: Batch) -> float:
     """Return the floating-point operations of a step for each token of a batch, forward and backward.
 
-    What activation checkpointing computes again is not counted. Lengths of proteins change exact attention alone.
+    What activation checkpointing computes again is not counted. Lengths of proteins change exact and hashed attention alone.
     """
     documents = [[batch.inputs.shape[1]]] * len(batch.inputs)
-    if model.config.attention == "softmax":
+    if model.config.is_exact_somewhere or model.config.attention == "reformer":
         numbers = documents_of(batch.inputs).cpu()
         documents = [row.unique_consecutive(return_counts=True)[1].tolist() for row in numbers]
     num_asked = int((batch.targets != NOT_ASKED).sum())

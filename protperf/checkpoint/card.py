@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protperf import __version__
-from protperf.attention import UNPROJECTED
+from protperf.attention.features import FEATURE_MAPS, UNPROJECTED
 from protperf.checkpoint.facts import RunFacts
 from protperf.checkpoint.loading import TrainedModel
+from protperf.config import ModelConfig
 from protperf.formats.manifest import Manifest
 from protperf.formats.scores import AGAINST, MODEL, TRAINING_SPLIT, Scores
 
@@ -53,7 +54,7 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
     """Return the text of a card, Markdown with the front matter that model hubs read."""
     config, kind = trained.model.config, trained.objective.kind
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
-    cost = "exact, quadratic" if config.attention == "softmax" else "linear"
+    cost = "exact, quadratic" if config.is_exact_somewhere else "linear"
     parts = [
         _front_matter(kind, details.licence),
         f"# {details.name or facts.name or 'A protein language model'}",
@@ -84,18 +85,43 @@ def _front_matter(kind: str, licence: str) -> str:
     return "\n".join([*lines, "tags:", "- protein", "- performer", "---"])
 
 
+def _features(config: ModelConfig) -> str:
+    return "learned for each head" if config.features == "learned" else config.projection
+
+
+def _positions(config: ModelConfig) -> str:
+    return f"learned, {config.max_positions:,}" if config.positions == "learned" else config.positions
+
+
 def _shape(trained: TrainedModel) -> Iterable[tuple[str, Any]]:
     config = trained.model.config
     yield "blocks", config.num_layers
     yield "width", config.model_dim
     yield "heads", config.num_heads
     yield "feed-forward", f"{config.feedforward} {config.feedforward_dim} wide"
-    if config.attention != "softmax" and config.attention not in UNPROJECTED:
-        yield "random features", f"{config.num_features}, {config.projection}, stored with the weights"
-    yield "positions", config.positions
+    if config.attention in FEATURE_MAPS.keys() - UNPROJECTED:
+        yield "random features", f"{config.num_features}, {_features(config)}, stored with the weights"
+    if config.attention == "rfa" and trained.model.causal:
+        yield "gate", "learned for each head" if config.rfa_gate else "none"
+    if config.attention == "linformer":
+        yield (
+            "pooled keys and values",
+            f"{config.linformer_rank}; proteins of at most {config.linformer_length - 2:,} residues",
+        )
+    if config.attention == "reformer":
+        yield (
+            "hashing",
+            f"{config.lsh_rounds} rounds of {config.lsh_buckets} buckets, {config.lsh_window} tokens to a side",
+        )
+    if config.softmax_layers:
+        yield "layers with exact attention", ", ".join(map(str, config.softmax_layers))
+    yield "positions", _positions(config)
     yield "queries and keys normalised", "yes" if config.qk_norm else "no"
     yield "vocabulary", f"{len(trained.model.embedding.weight)} tokens, in `config.json`"
-    yield "weights", "float32; the output head is the embedding"
+    yield (
+        "weights",
+        f"float32; the output head is {'the embedding' if config.tied_head else 'a matrix of its own'}",
+    )
 
 
 def _training(trained: TrainedModel, facts: RunFacts) -> str:

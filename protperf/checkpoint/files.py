@@ -21,6 +21,9 @@ BEST_NAME = "best.ckpt"
 ENTRY = "protperf"
 """The entry of a checkpoint's dict that describes its model."""
 
+BEFORE = {"rfa_gate": False}
+"""What a description says of the model by leaving a younger key out, where that is not the key's default."""
+
 _MAY_CHANGE = ("dropout", "activation_checkpointing")
 """Keys of the model that may differ when a run goes on: they are no part of what was learned."""
 _ENTRIES = ("state_dict", "global_step", ENTRY)
@@ -149,9 +152,9 @@ def check_resumable(path: Path, description: dict[str, Any]) -> None:
 def _fixed_keys(about: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of a description that may not change in the course of a run, as the command line names them.
 
-    A key younger than the description has its default, which is what was done before there was a choice.
+    A key younger than the description says what was done before there was a choice: its default, or what `BEFORE` has.
     """
-    model = to_dict(ModelConfig()) | about["model"]
+    model = to_dict(ModelConfig()) | BEFORE | about["model"]
     objective = to_dict(ObjectiveConfig()) | about["objective"]
     keys = {f"model.{key}": value for key, value in model.items() if key not in _MAY_CHANGE}
     keys |= {f"objective.{key}": value for key, value in objective.items()}

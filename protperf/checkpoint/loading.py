@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protperf.checkpoint.files import BEST_NAME, ENTRY, describe, read_checkpoint, step_checkpoints
+from protperf.checkpoint.files import BEFORE, BEST_NAME, ENTRY, describe, read_checkpoint, step_checkpoints
 from protperf.checkpoint.folder import CONFIG_NAME, INDEX_NAME, PREFIX, WEIGHTS_NAME, digest_of, read_folder
 from protperf.config import ModelConfig, ObjectiveConfig, check_types
 from protperf.formats import FormatError
@@ -145,7 +145,7 @@ def build_model(about: dict[str, Any], *, place: str) -> tuple[ProteinModel, Obj
         FormatError: of a model that this protperf does not know.
     """
     try:
-        config, objective = ModelConfig(**about["model"]), ObjectiveConfig(**about["objective"])
+        config, objective = ModelConfig(**{**BEFORE, **about["model"]}), ObjectiveConfig(**about["objective"])
         check_types(config)
         check_types(objective)
     except (TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, fields
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -40,8 +40,18 @@ def check_types(config: Any) -> None:
     """
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        if type(value) not in ((int, float) if kind is float else (kind,)):
-            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, not of type {kind.__name__}")
+        if not _is_of(value, kind):
+            expected = (
+                getattr(kind, "__name__", kind) if get_origin(kind) is None else "a list of whole numbers"
+            )
+            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, not of type {expected}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a field's type: a whole number will do for a float, true and false for nothing else."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(type(each) is get_args(kind)[0] for each in value)
+    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 def check_choice(config: Any, field: str, allowed: tuple[str, ...]) -> None:

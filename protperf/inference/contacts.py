@@ -62,7 +62,7 @@ def pair_features(model: ProteinModel, residues: np.ndarray, *, precision: str =
     features = np.empty((len(i), num_features), np.float32)
 
     def take(number: int, columns: Iterator[tuple[slice, Tensor]]) -> None:
-        matrix = torch.empty(len(residues), len(residues), device=model.norm.weight.device)
+        matrix = torch.empty(len(residues), len(residues), device=model.device)
         for place, part in columns:
             matrix[:, place] = part
         matrix = matrix + matrix.T
@@ -94,7 +94,7 @@ def predict_contacts(
         ValueError: the head belongs to a model of another shape.
     """
     check_head(model, head)
-    length, device = len(residues), model.norm.weight.device
+    length, device = len(residues), model.device
     weights = head.weights.ravel()
     total = torch.zeros(length, length, device=device)
     sums = torch.zeros(len(weights), length, device=device)
@@ -164,20 +164,20 @@ def _each_head(
         take: called as `take(number, columns)` with `columns` yielding places of columns and float32 `(L, C)`.
         precision: of the model's pass.
     """
-    device = model.norm.weight.device
+    device = model.device
     tokens = torch.from_numpy(frame(residues)).unsqueeze(0).to(device)
     num_heads = model.config.num_heads
 
-    def look(layer: int, q: Tensor, k: Tensor) -> None:
+    def look(layer: int, q: Tensor, k: Tensor, gate: Tensor | None) -> None:
         for head in range(num_heads):
-            take(layer * num_heads + head, _columns(model, layer, q, k, head))
+            take(layer * num_heads + head, _columns(model, layer, q, k, gate, head))
 
     with autocast(device, precision):
         watch_layers(model, tokens, None, look)
 
 
 def _columns(
-    model: ProteinModel, layer: int, q: Tensor, k: Tensor, head: int
+    model: ProteinModel, layer: int, q: Tensor, k: Tensor, gate: Tensor | None, head: int
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of columns of one head's map of the residues, float32 `(L, C)`."""
     shown = q.shape[2]
@@ -185,7 +185,7 @@ def _columns(
         place = slice(start, min(start + _COLUMNS, shown - _UNSEEN))
         values = torch.zeros(1, shown, place.stop - start, device=q.device)
         values[0, start + 1 : place.stop + 1].fill_diagonal_(1.0)
-        part = gather(model, layer, q, k, values, heads=slice(head, head + 1))
+        part = gather(model, layer, q, k, values, gate=gate, heads=slice(head, head + 1))
         yield place, part[0, 0, _SEEN]
 
 

@@ -172,7 +172,7 @@ def answer_each(answerer: Answerer, batch: Batch) -> tuple[np.ndarray, np.ndarra
 
 def _answer(answerer: Answerer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     model = answerer.model
-    device = model.norm.weight.device
+    device = model.device
     inputs, targets = (part.to(device) for part in batch)
     asked = targets != NOT_ASKED
     with torch.inference_mode(), autocast(device, answerer.precision):

@@ -168,7 +168,7 @@ class _Reader:
 
     @torch.inference_mode()
     def _onward(self, tokens: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
-        device = self.model.norm.weight.device
+        device = self.model.device
         with autocast(device, self.precision):
             return self.model.onward(tokens.to(device), state)
 

@@ -83,7 +83,7 @@ def plan_passes(model: ProteinModel, lengths: Sequence[int], *, token_budget: in
         lengths: tokens of each sequence.
         token_budget: tokens in a pass, padding included.
     """
-    if model.config.attention == "softmax":
+    if model.config.is_exact_somewhere:
         yield from plan_batches(lengths, token_budget=token_budget)
         return
     row: list[int] = []
@@ -102,9 +102,9 @@ def _states(
     model: ProteinModel, sequences: Sequence[np.ndarray], layers: Sequence[int], precision: str
 ) -> Iterator[list[Tensor]]:
     """Yield the states of each sequence of one pass, a tensor `(L, D)` a layer."""
-    packed = len(sequences) == 1 or model.config.attention != "softmax"
+    packed = len(sequences) == 1 or not model.config.is_exact_somewhere
     tokens, documents = pack_together(sequences) if packed else pad_together(sequences)
-    device = model.norm.weight.device
+    device = model.device
     shown = documents.to(device) if len(sequences) > 1 else None
     with autocast(device, precision):
         found = model.states(tokens.to(device), shown, layers=layers)

@@ -241,7 +241,7 @@ def _ask(
     model: ProteinModel, questions: Sequence[Question], *, token_budget: int, precision: str
 ) -> list[np.ndarray | None]:
     """Return the log-probabilities `(n, V)` of each question."""
-    device = model.norm.weight.device
+    device = model.device
     shift = 0 if model.causal else 1  # a causal model answers one place before the residue
 
     def take(place: int, states: list[Tensor]) -> Tensor:

@@ -50,12 +50,12 @@ def attention_to_residues(
     Returns:
         sums over all proteins; A is the 26 residue letters in the order of the vocabulary.
     """
-    device = model.norm.weight.device
+    device = model.device
     shape = (model.config.num_layers, model.config.num_heads, VOCABULARY.num_residues)
     totals = torch.zeros(shape, dtype=torch.float64)
     shown = [frame(protein) for protein in proteins]
     for places in plan_passes(model, [len(tokens) for tokens in shown], token_budget=token_budget):
-        together = pad_together if model.config.attention == "softmax" else pack_together
+        together = pad_together if model.config.is_exact_somewhere else pack_together
         tokens, documents = together([shown[place] for place in places])
         with autocast(device, precision):
             totals += _attention_paid(model, tokens.to(device), documents.to(device))
@@ -69,8 +69,8 @@ def _attention_paid(model: ProteinModel, tokens: Tensor, documents: Tensor) -> T
     looking = kinds.any(-1)[:, None, :, None]
     paid: list[Tensor] = []
 
-    def look(layer: int, q: Tensor, k: Tensor) -> None:
-        gathered = gather(model, layer, q, k, kinds, documents)  # (B, H, L, A)
+    def look(layer: int, q: Tensor, k: Tensor, gate: Tensor | None) -> None:
+        gathered = gather(model, layer, q, k, kinds, documents, gate=gate)  # (B, H, L, A)
         sums = gathered.masked_fill(~looking, 0.0).sum(dim=(0, 2))
         paid.append(sums.cpu().double())
 

@@ -208,7 +208,7 @@ def measure(
             f"{numbers * 4 / 2**30:,.1f} GiB; allowed: {_MOST_NUMBERS * 4 / 2**30:.0f}; choose fewer by --rows, --layers or --heads"
         )
     model = trained.model
-    device = model.norm.weight.device
+    device = model.device
     with autocast(device, precision):
         maps = attention_maps(
             model,

@@ -47,7 +47,7 @@ def train(config: DictConfig) -> None:
     """Train one model; a user's mistake ends the process with one line (Hydra would add its own to an exception)."""
     with StopRequest() as stop:
         try:
-            settings = _in_sweep(read_settings(config))
+            settings = _in_sweep(read_settings(config, HydraConfig.get().overrides.task))
             with _lock_run(settings.run_dir), ExitStack() as at_end:
                 _run(settings, stop, at_end)
         except (ValueError, OSError) as error:

@@ -33,11 +33,23 @@ from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
 from protperf.loggers import CheckpointSender, build_loggers
+from protperf.model import ProteinModel
 from protperf.task import LanguageModelTask
 from protperf.train.settings import SECTIONS, Settings
 from protperf.train.trainers import build_trainer, resolve
 
 log = logging.getLogger("protperf")
+
+_ATTENTION_KEYS = (
+    "attention",
+    "num_features",
+    "projection",
+    "projection_norms",
+    "projection_seed",
+    "features",
+    "softmax_layers",
+)
+"""Keys of the model that decide what features its attention has."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +96,27 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
         compile_blocks=settings.trainer.compile,
         windows_at_once=settings.trainer.windows_at_once,
     )
+    if settings.init_from and checkpoint is None:
+        _begin_with(settings.init_from, task.model)
     stop = stop or StopRequest()
     loggers = build_loggers(
         settings.logger, run_dir=settings.run_dir, name=settings.name, settings=_origin(settings, data)
     )
     callbacks = build_callbacks(settings, task, data, description, stop, loggers)
     return Run(settings, task, data, build_trainer(settings, callbacks, loggers), checkpoint)
+
+
+def _begin_with(path: str, model: ProteinModel) -> None:
+    """Give a new model the weights of a trained one; features too, unless its attention is another.
+
+    Raises:
+        ValueError: they do not fit; the message says which.
+    """
+    trained = load_model(path)
+    same = all(getattr(model.config, key) == getattr(trained.model.config, key) for key in _ATTENTION_KEYS)
+    weights = trained.model.state_dict()
+    model.load_weights(weights, place=str(trained.path), projections="load" if same else "draw")
+    log.info("begins with the weights of %s%s", trained.path, "" if same else ", with features of its own")
 
 
 def _origin(settings: Settings, data: WindowData) -> dict[str, Any]:
