@@ -77,7 +77,7 @@ def _add_curves(experiments: Experiments) -> Parser:
     parser.add_argument("--systems", nargs="+", metavar="NAME", help="of those compared (all)")
     _add_objectives(parser, "masked causal")
     _add_model(parser)
-    _add_training(parser)
+    _add_training(parser, steps=360)
     return parser
 
 

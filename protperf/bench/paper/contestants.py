@@ -22,23 +22,26 @@ ATTENTIONS = {
 }
 """Name in the paper -> attention; `Performer` alone means ReLU there. RFA (Peng et al. 2021) is younger than the paper."""
 
+REFORMER = {"lsh_rounds": 2, "lsh_buckets": 16, "lsh_window": 32}
+"""In windows of 512 tokens a bucket has 32 of them at most, about, so that this sees all of it; more rounds cost in proportion."""
+
 BIDIRECTIONAL = ("Linformer",)
 """Those without a causal form."""
 
 
-def attention_of(name: str, *, objective: str, window: int) -> dict[str, object]:
+def attention_of(name: str, *, window: int, features: int) -> dict[str, object]:
     """Return what a system is in the configuration, besides the shape that all share.
 
     Args:
         name: a key of `ATTENTIONS`.
-        objective: `masked` or `causal`.
         window: tokens.
+        features: M, of random features; as many pooled tokens has Linformer.
     """
     overrides: dict[str, object] = {"model.attention": ATTENTIONS[name]}
     if name == "Linformer":
-        overrides["model.linformer_length"] = window
-    if name == "RFA" and objective == "causal":
-        overrides["model.rfa_gate"] = True
+        overrides |= {"model.linformer_length": window, "model.linformer_rank": features}
+    if name == "Reformer":
+        overrides |= {f"model.{key}": value for key, value in REFORMER.items()}
     return overrides
 
 

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> Report:
         if objective == "masked" or name not in BIDIRECTIONAL
     ]
     overrides = {
-        plan: attention_of(plan[0], objective=plan[1], window=options.window)
+        plan: attention_of(plan[0], window=options.window, features=options.features)
         | {"objective": plan[1], "trainer.seed": plan[2]}
         for plan in plans
     }
