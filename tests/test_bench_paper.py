@@ -7,6 +7,7 @@ import gzip
 import json
 import multiprocessing.forkserver
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -186,14 +187,18 @@ def test_a_killed_command_goes_on_where_it_was(inputs: list[str], trained: tuple
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
 
-def test_runs_that_diverge_are_said_to(trained: tuple[Path, dict]):
-    numbers = json.loads(json.dumps(trained[1]))
-    numbers["runs"][0] |= {"diverged": "the loss is nan at step 3; lower it", "valid": None, "ood": None}
-    report = curves.lay_out(numbers)
-    (row,) = [line for line in report.blocks[2].splitlines() if line.startswith("Transformer")]
-    assert row.split()[2:6] == ["NaN"] * 4
-    assert "0/1, 0/1" in row
-    assert "NaN: masked-softmax-0: the loss is nan at step 3; lower it" in report.text
+def test_a_run_that_diverges_is_a_result_and_is_said_to(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    size = [*SPLITS, *SMALL, *SHORT, "--learning-rate", "1e30", "--seeds", "1", "--objectives", "causal"]
+    systems = ["--systems", "Transformer"]
+    numbers = run("curves", tmp_path, *inputs, "--work", str(tmp_path / "work"), *size, *systems)
+    (diverged,) = numbers["runs"]
+    assert diverged["valid"] is None
+    text = capsys.readouterr().out
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("Transformer")]
+    assert row[2:8] == ["NaN"] * 4 + ["0/1,", "0/1"]
+    assert re.search(r"^NaN: causal-softmax-0: .*at step [24]", text, flags=re.MULTILINE)
 
 
 def test_similarity_is_that_of_the_trained_models(trained: tuple[Path, dict], tmp_path: Path):
@@ -270,26 +275,14 @@ def test_speed_measures_each_length(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_error_compares_positive_and_trigonometric_features(tmp_path: Path):
-    size = [
-        "--features",
-        "16",
-        "64",
-        "--sigmas",
-        "0.25",
-        "--length",
-        "64",
-        "--seeds",
-        "2",
-        "--layers",
-        "2",
-        "--heads",
-        "2",
-    ]
-    numbers = run("error", tmp_path, *size, "--layer-features", "16")
+    one = ["--features", "16", "64", "--sigmas", "0.25", "--length", "64", "--seeds", "2", "--layers", "2"]
+    model = ["--layer-features", "16", "--layer-heads", "2", "--layer-head-dim", "8", "--layer-length", "64"]
+    numbers = run("error", tmp_path, *one, *model)
     errors = numbers["by_features"]["0.25"]
     names = ["favor, iid", "favor, orthogonal", "trig, iid", "trig, orthogonal", "uniform attention"]
-    assert list(errors) == names
+    assert list(errors) == list(numbers["by_layers"]) == names
     assert errors["favor, orthogonal"]["64"] < errors["favor, orthogonal"]["16"]
+    assert list(numbers["by_layers"]["trig, iid"]) == ["1", "2"]
 
 
 def test_a_job_that_fails_ends_the_command_with_its_last_line(tmp_path: Path):

@@ -154,10 +154,13 @@ def _add_error(experiments: Experiments) -> Parser:
     parser.add_argument("--head-dim", type=even, default=16, metavar="K", help="(%(default)s)")
     parser.add_argument("--heads", type=positive, default=1, metavar="N", help="(%(default)s)")
     parser.add_argument("--seeds", type=positive, default=15, metavar="N", help="draws (%(default)s)")
-    parser.add_argument("--layers", type=natural, default=12, metavar="N", help="of the model (%(default)s)")
     parser.add_argument(
-        "--layer-features", type=even, default=128, metavar="F", help="in the model (%(default)s)"
+        "--layers", type=natural, default=12, metavar="N", help="of a model; 0: none (%(default)s)"
     )
+    for name, default in (("features", 256), ("heads", 8), ("head-dim", 64), ("length", 512), ("seeds", 3)):
+        parser.add_argument(
+            f"--layer-{name}", type=positive, default=default, metavar="N", help="of that model (%(default)s)"
+        )
     return parser
 
 

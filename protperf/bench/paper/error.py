@@ -13,12 +13,27 @@ KINDS = {"favor": "positive", "trig": "trigonometric"}
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure errors, as `protperf bench error` does for positive and trigonometric features."""
-    options.kinds, options.couplings = list(KINDS), ["iid", "orthogonal"]
-    options.device, options.seed = "cpu", 0
-    report = error.run(options)
-    setting = f"{report.numbers['setting']}; medians over seeds"
-    report.numbers |= {"experiment": "error", "setting": setting, "layer_features": options.layer_features}
+    """Measure errors, as `protperf bench error` does for positive and trigonometric features.
+
+    Errors over features are those of one head; a model has its own shape, in which random weights give q and k a length.
+    """
+    shared = {
+        **vars(options),
+        "kinds": list(KINDS),
+        "couplings": ["iid", "orthogonal"],
+        "device": "cpu",
+        "seed": 0,
+    }
+    report = error.run(argparse.Namespace(**{**shared, "layers": 0}))
+    report.numbers |= {"experiment": "error"}
+    if options.layers:
+        shape = {name: getattr(options, f"layer_{name}") for name in ("heads", "head_dim", "length", "seeds")}
+        through = error.run(argparse.Namespace(**{**shared, **shape, "sigmas": ()}))
+        report.blocks[-1:] = through.blocks[1:]
+        report.figures |= through.figures
+        setting = f"{report.numbers['setting']}; layers: {through.numbers['setting']}"
+        report.numbers |= {key: through.numbers[key] for key in ("by_layers", "pair_square")}
+        report.numbers |= {"setting": setting, "layer_features": options.layer_features}
     return report
 
 
