@@ -243,14 +243,19 @@ class ProteinModel(nn.Module):
         x = self.embedding(tokens.long())
         if self.config.token_dropout:
             masked = tokens == VOCABULARY.mask
-            share = share_in_documents(masked, documents).to(x.dtype)
-            x = x.masked_fill(masked.unsqueeze(-1), 0.0) * ((1 - EXPECTED_MASKED) / (1 - share)).unsqueeze(-1)
+            share = share_in_documents(masked, documents)
+            scale = torch.where(
+                share < 1, (1 - EXPECTED_MASKED) / (1 - share), 0.0
+            )  # a rest of a protein may be all masked
+            x = x.masked_fill(masked.unsqueeze(-1), 0.0) * scale.to(x.dtype).unsqueeze(-1)
         if self.position_embedding is not None:
             self._check_places(places)
             x = x + self.position_embedding(places)
         if self.config.positions == "absolute":
             x = x + sinusoids(places, self.config.model_dim).to(x.dtype)
-        rotation = rotations(places, self.head_dim) if self.config.positions == "rope" else None
+        rotation = None
+        if self.config.positions == "rope":
+            rotation = rotations(places, self.head_dim, self.config.rope_frequencies)
         return self.dropout(self.embedding_norm(x)), rotation
 
     def _check_places(self, places: Tensor) -> None:

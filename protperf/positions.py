@@ -11,7 +11,19 @@ from torch import Tensor
 ROPE_BASE = 10_000.0
 
 
-def rotations(places: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+def rope_frequencies(head_dim: int, rounding: str = "exact", *, device: torch.device | None = None) -> Tensor:
+    """Return by how much a rotary angle grows from one token to the next, float32 `(K / 2,)`.
+
+    Args:
+        head_dim: K, even.
+        rounding: `exact`, or `half`: each rounded to float16.
+        device: where it is made.
+    """
+    frequencies = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
+    return frequencies.half().float() if rounding == "half" else frequencies
+
+
+def rotations(places: Tensor, head_dim: int, rounding: str = "exact") -> tuple[Tensor, Tensor]:
     """Return cosines and sines of the rotary angles, float32 `(B, 1, L, K / 2)` each.
 
     Source: Su et al. 2021, RoFormer, arXiv:2104.09864, Eq. 15; here feature i turns with feature i + K / 2.
@@ -19,8 +31,9 @@ def rotations(places: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     Args:
         places: position of each token in its document, int64 `(B, L)`.
         head_dim: K, even.
+        rounding: of the frequencies, see `rope_frequencies`.
     """
-    frequencies = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=places.device) / head_dim)
+    frequencies = rope_frequencies(head_dim, rounding, device=places.device)
     angles = places.unsqueeze(-1) * frequencies
     return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training import LEAN, Recorder, clean_environment, scratch_dir, train_small
+from training import PYTHON_PATH, Recorder, clean_environment, scratch_dir, train_small
 
 WORLD_SIZE = 2
 
@@ -33,7 +33,7 @@ def train_on_ranks(cases: list[tuple[Path, tuple[str, ...]]]) -> None:
 
 def python_path() -> str:
     """Return a path on which this folder's modules are found too."""
-    return os.pathsep.join([str(LEAN), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join([PYTHON_PATH, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 
 def told_by(run_dir: Path, rank: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import slurm
 import tasks_to_run as tasks
 
 from data_prep.executors import ExecutorOptions, make_runner
+from data_prep.executors.runner import TaskRunner
 from protperf import __version__
 
 distributed = pytest.importorskip("distributed", reason="pip install 'protperf[cluster]'")
@@ -213,9 +214,20 @@ def test_a_killed_worker_in_a_job_is_replaced(on_slurm: Path):
     with make_runner(in_jobs(workers_per_job=2, lost_seconds=90.0)) as runner:
         assert "--cpus-per-task=2\n" in runner.job_script
         assert "--mem=2G\n" in runner.job_script
+        wait_for_workers(runner, on_slurm, number=2)
         assert dict(runner.run(tasks.die_first, ((str(on_slurm), number) for number in range(12)))) == SQUARES
     assert len((on_slurm / "3.tries").read_text()) >= 2  # the scheduler may try more often
     assert not wait_while(queue)
+
+
+def wait_for_workers(runner: TaskRunner, folder: Path, *, number: int) -> None:
+    """Wait until so many workers have each worked for a second.
+
+    One that dies sooner, before its nanny has heard that it started, takes the nanny with it.
+    """
+    (folder / "pids").mkdir()
+    tasks_of_all = [(str(folder / "pids"), 1.0)] * number
+    assert not wait_while(lambda: len({pid for _, pid in runner.run(tasks.say_pid, tasks_of_all)}) < number)
 
 
 def test_jobs_that_slurm_would_not_take_are_one_line(on_slurm: Path):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from prepared import random_records, write_fasta
-from training import clean_environment, command_line, protperf
+from training import clean_environment, command_line, protperf, start_protperf
 
 import protperf as api
 from protperf.embed import blocks, engine
@@ -73,13 +73,7 @@ def start(folder: Path, out: str, *options: str) -> subprocess.Popen[str]:
         "per_tok",
         *options,
     ]
-    return subprocess.Popen(
-        command_line("embed", *arguments),
-        env=clean_environment(folder),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_protperf("embed", *arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def committed(folder: Path, name: str) -> int:

@@ -27,6 +27,7 @@ from training import (
     protperf,
     settings_of,
     small_dataset,
+    start_protperf,
     train_small,
 )
 
@@ -109,13 +110,7 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_a_reading_process_that_dies_ends_the_run_where_it_goes_on_from(tmp_path: Path):
     options = ("data.num_workers=1", "trainer.max_steps=100000", "trainer.checkpoint_every=20")
-    process = subprocess.Popen(
-        command_line(*arguments("reader", *options)),
-        cwd=tmp_path,
-        env=clean_environment(tmp_path),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_protperf(*arguments("reader", *options), cwd=tmp_path, stderr=subprocess.PIPE)
     folder = tmp_path / "runs" / "reader" / "checkpoints"
     deadline = time.monotonic() + 120
     while not (folder / step_name(20)).exists():
@@ -261,14 +256,8 @@ def test_a_terminal_has_a_bar_and_a_log_has_lines(tmp_path: Path):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
     options = ("trainer.max_steps=30", "trainer.log_every=10")
-    done = subprocess.run(
-        command_line(*arguments("seen", *options)),
-        cwd=tmp_path,
-        env=clean_environment(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        check=True,
+    process = start_protperf(
+        *arguments("seen", *options), cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs
     )
     os.close(theirs)
     shown = b""
@@ -278,7 +267,8 @@ def test_a_terminal_has_a_bar_and_a_log_has_lines(tmp_path: Path):
     except OSError:
         pass  # the other end is closed
     os.close(ours)
-    assert done.stdout == b"runs/seen\n"
+    assert process.communicate()[0] == "runs/seen\n"
+    assert process.returncode == 0
     text = shown.decode()
     assert "training: 100%" in text
     assert "30/30" in text

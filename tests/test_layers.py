@@ -105,6 +105,16 @@ def test_token_dropout_scales_by_the_masks_of_each_protein():
     torch.testing.assert_close(entered[0, :8], expected)
 
 
+def test_a_protein_of_masks_alone_enters_as_zeros():
+    model = make_model(token_dropout=True, positions="none", num_layers=1)
+    tokens = random_tokens(1, 10)
+    tokens[0, 5:8] = VOCABULARY.mask
+    (entered,) = model.states(tokens, TWO_PROTEINS, layers=(0,))
+    assert entered[0, 5:8].eq(0).all()
+    assert entered[0, :5].ne(0).any()
+    assert model(tokens, TWO_PROTEINS).isfinite().all()
+
+
 def test_some_layers_may_keep_exact_attention():
     model = make_model(attention="favor", softmax_layers=(1,))
     kinds = [block.attention.kind for block in model.blocks]

@@ -16,7 +16,7 @@ import slurm
 from omegaconf import OmegaConf
 from programs import skip
 from test_resume import assert_same_run
-from training import LEAN, SMALL, clean_environment, load_plain, protperf, scratch_dir, small_dataset
+from training import SMALL, clean_environment, load_plain, protperf, scratch_dir, small_dataset
 
 from protperf.checkpoint import step_checkpoints, step_name, step_of
 from protperf.formats.metrics_file import read_metrics
@@ -61,7 +61,6 @@ class Job:
             folder,
             **variables,
             PROTPERF=program,
-            PYTHONPATH=f"{LEAN}:{REPOSITORY}",
             MASTER_ADDR="127.0.0.1",  # the names of the nodes are nobody's
             MASTER_PORT=str(slurm.free_ports(1)[0]),
         )

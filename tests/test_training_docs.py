@@ -15,7 +15,7 @@ import torch
 from conftest import REPOSITORY
 from test_config import PARAMETERS, settings_of
 from torch import Tensor
-from training import LEAN
+from training import PYTHON_PATH
 
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
@@ -135,7 +135,7 @@ def test_the_shell_blocks_run_in_order_as_typed(tmp_path: Path):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(LEAN), "PATH": path},
+            env={**os.environ, "PYTHONPATH": PYTHON_PATH, "PATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -28,6 +28,7 @@ from training import (
     protperf,
     scratch_dir,
     small_dataset,
+    start_protperf,
 )
 from wandb_file import WandbFile, read_wandb
 from wandb_server import wandb_server
@@ -297,14 +298,12 @@ def test_checkpoints_are_artifacts_if_asked_for_and_outlive_their_files(tmp_path
 @contextmanager
 def started(cwd: Path, *options: str, **environment: str) -> Iterator[Run]:
     """Start a run in a process of its own; yield it and the lines that it logs, as they come."""
-    process = subprocess.Popen(
-        command_line(*arguments(*options)),
+    process = start_protperf(
+        *arguments(*options),
         cwd=cwd,
-        env=clean_environment(cwd, **environment),
-        stdin=subprocess.DEVNULL,
+        environment=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
     )
     with process:
         assert process.stderr is not None

@@ -8,14 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from hydra import compose, initialize_config_module
 from prepared import SAMPLE, read_fasta, write_fasta
+from warm import WarmProcess
 
 from data_prep.options import PrepareOptions
 from data_prep.prepare import prepare
@@ -24,6 +27,8 @@ from protperf.train import Run, Settings, build_run, read_settings
 WINDOW = 64
 LEAN = Path(__file__).parent / "lean"
 """On the path of training processes: they start sooner."""
+PYTHON_PATH = os.pathsep.join([str(LEAN), str(LEAN.parents[1])])
+"""Of training processes: they run this folder's protperf, whichever is installed."""
 
 SMALL = (
     "model.num_layers=2",
@@ -111,14 +116,33 @@ def load_plain(path: Path) -> dict[str, Any]:
 
 def protperf(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the real command line in a process of its own, without a terminal, a key or a home."""
-    return subprocess.run(
+    pipe = subprocess.PIPE
+    process = start_protperf(*arguments, cwd=cwd, environment=environment, stdout=pipe, stderr=pipe)
+    with process:
+        try:
+            out, error = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def start_protperf(
+    *arguments: str | Path,
+    cwd: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **streams: Any,
+) -> subprocess.Popen[str]:
+    """Start the real command line in a process of its own, without a terminal, a key or a home.
+
+    It forks from a process that is warm, but where `environment` says what Python reads before it could.
+    """
+    is_warm = sys.platform == "linux" and not {"PYTHONPATH", "OMP_NUM_THREADS"} & environment.keys()
+    return (WarmProcess if is_warm else subprocess.Popen)(
         command_line(*arguments),
         cwd=cwd,
         env=clean_environment(cwd, **environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
         text=True,
-        timeout=300,
+        **{"stdin": subprocess.DEVNULL, **streams},
     )
 
 
@@ -128,7 +152,7 @@ def command_line(*arguments: str | Path) -> list[str]:
 
 def clean_environment(home: Path, **environment: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "PROTPERF"))}
-    own = {"HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(LEAN)}
+    own = {"HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHON_PATH}
     return {**kept, **own, **environment}
 
 

@@ -58,8 +58,8 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
     parts = [
         _front_matter(kind, details.licence),
         f"# {details.name or facts.name or 'A protein language model'}",
-        f"A {kind} protein language model with {parameters:,} parameters, trained with protperf to predict "
-        f"{_QUESTIONS[kind]}. Its attention (`{config.attention}`) is {cost} in the length of a protein.",
+        f"A {kind} protein language model with {parameters:,} parameters, trained "
+        f"{'elsewhere' if trained.origin else 'with protperf'} to predict {_QUESTIONS[kind]}. Its attention (`{config.attention}`) is {cost} in the length of a protein.",
         "## Model",
         _table(("property", "value"), _shape(trained)),
         "## Training",
@@ -69,7 +69,7 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
         "## Intended use",
         _USES[kind],
         "## Limits",
-        _limits(facts),
+        _limits(trained, facts),
         "## How to load it",
         _loading(kind),
     ]
@@ -125,12 +125,16 @@ def _shape(trained: TrainedModel) -> Iterable[tuple[str, Any]]:
 
 
 def _training(trained: TrainedModel, facts: RunFacts) -> str:
+    origin = f"Converted by protperf from `{trained.origin}`; what these weights were trained on, and how, those who made them tell."
+    if trained.origin and not trained.step:
+        return f"{origin} Not trained since."
     rows: list[tuple[str, Any]] = [("optimizer steps", f"{trained.step:,}")]
     asked = trained.describe()["objective"]
     rows += [(f"objective.{key}", asked[key]) for key in _OBJECTIVE_KEYS[trained.objective.kind]]
     rows.append(("data.attend_across_documents", trained.attend_across_documents))
     rows += facts.settings.items()
-    parts = [f"Dataset: SHA-256 digest `{trained.dataset_digest or 'unknown'}`."]
+    parts = [f"{origin} Trained on with protperf:"] if trained.origin else []
+    parts += [f"Dataset: SHA-256 digest `{trained.dataset_digest or 'unknown'}`."]
     if facts.manifest is not None:
         parts += [_dataset(facts.manifest)]
     return "\n\n".join([*parts, _table(("setting", "value"), rows)])
@@ -188,11 +192,14 @@ def _results(trained: TrainedModel, facts: RunFacts, scores: Scores) -> str:
     return f"{_table(('split', 'predictor', 'perplexity', 'accuracy'), rows)}\n\n{note}"
 
 
-def _limits(facts: RunFacts) -> str:
+def _limits(trained: TrainedModel, facts: RunFacts) -> str:
+    most = trained.model.max_length
     window = facts.settings.get("data.context_length") or (facts.manifest.window if facts.manifest else 0)
     seen = f"It was trained on windows of {window:,} tokens: l" if window else "L"
     lines = [
-        f"{seen}onger proteins than training showed are computed whole, but how well is not known.",
+        f"{seen}onger proteins than training showed are computed whole, but how well is not known."
+        if most is None
+        else f"Proteins of more than {most - 2:,} residues are refused: it has learned {most:,} positions.",
         "It knows sequences alone: no structure, no function, no alignment. What it gives is a prediction, not a measurement.",
         "It reflects the proteins that it was trained on, and groups of organisms or families that are rare there less well.",
     ]

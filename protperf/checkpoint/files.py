@@ -45,8 +45,17 @@ def describe(
     *,
     attend_across_documents: bool,
     dataset_digest: str,
+    origin: str = "",
 ) -> dict[str, Any]:
-    """Return what a checkpoint says of its model besides the weights: plain values only."""
+    """Return what a checkpoint says of its model besides the weights: plain values only.
+
+    Args:
+        config: of the model.
+        objective: what it is asked.
+        attend_across_documents: whether packed proteins see each other in training.
+        dataset_digest: hash of the dataset that it is trained on.
+        origin: of weights that did not begin with chance, for people; empty otherwise.
+    """
     return {
         "format_version": FORMAT_VERSION,
         "protperf_version": __version__,
@@ -54,6 +63,7 @@ def describe(
         "objective": to_dict(objective),
         "attend_across_documents": attend_across_documents,
         "dataset_digest": dataset_digest,
+        "origin": origin,
         "vocabulary": list(VOCABULARY.tokens),
         "fingerprint": VOCABULARY.fingerprint,
     }

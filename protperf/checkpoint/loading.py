@@ -30,6 +30,7 @@ class TrainedModel:
         path: the file that holds the weights.
         step: optimizer steps it was trained for.
         dataset_digest: hash of the dataset it was trained on.
+        origin: of weights that did not begin with chance, for people; empty otherwise.
     """
 
     model: ProteinModel
@@ -38,6 +39,7 @@ class TrainedModel:
     path: Path
     step: int
     dataset_digest: str
+    origin: str = ""
 
     def describe(self) -> dict[str, Any]:
         """Return what a file says of this model besides the weights: plain values only."""
@@ -46,6 +48,7 @@ class TrainedModel:
             self.objective,
             attend_across_documents=self.attend_across_documents,
             dataset_digest=self.dataset_digest,
+            origin=self.origin,
         )
 
     def weights_digest(self) -> str:
@@ -116,6 +119,7 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         file,
         about["step"],
         about["dataset_digest"],
+        str(about.get("origin", "")),
     )
 
 

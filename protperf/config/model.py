@@ -64,6 +64,8 @@ class ModelConfig:
     """Normalise queries and keys, with a learned temperature a head: bounds the variance of random features."""
     positions: str = "rope"
     """rope (relative, by rotation), absolute (sinusoids), learned (a table) or none."""
+    rope_frequencies: str = "exact"
+    """Of rope: exact, or half (rounded to float16, as in the weights of ESM-2: far tokens stand elsewhere)."""
     max_positions: int = 0
     """Rows of the table of learned positions: no protein may be longer, `<bos>` and `<eos>` included; 0 otherwise."""
     token_dropout: bool = False
@@ -97,6 +99,7 @@ class ModelConfig:
         check_choice(self, "projection", ("iid", "orthogonal", "simplex"))
         check_choice(self, "projection_norms", ("chi", "regularised"))
         check_choice(self, "positions", ("rope", "absolute", "learned", "none"))
+        check_choice(self, "rope_frequencies", ("exact", "half"))
         check_choice(self, "feedforward", ("gelu", "swiglu"))
         check_choice(self, "features", ("drawn", "learned"))
         check_choice(self, "norm", ("pre", "post"))

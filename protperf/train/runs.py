@@ -16,6 +16,7 @@ from protperf.callbacks.images import NUM_PROTEINS, choose_proteins
 from protperf.checkpoint import (
     BEST_NAME,
     MODEL_DIR,
+    TrainedModel,
     check_resumable,
     describe,
     load_model,
@@ -78,11 +79,13 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
     _check_batch(settings)
     pl.seed_everything(seed, verbose=False)
     data = WindowData(settings.data, settings.objective, seed=seed)
+    begun_with = load_model(settings.init_from) if settings.init_from else None
     description = describe(
         settings.model,
         settings.objective,
         attend_across_documents=settings.data.attend_across_documents,
         dataset_digest=data.digest,
+        origin=begun_with.origin if begun_with else "",
     )
     checkpoint = _find_start(settings, description)
     task = LanguageModelTask(
@@ -96,8 +99,8 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
         compile_blocks=settings.trainer.compile,
         windows_at_once=settings.trainer.windows_at_once,
     )
-    if settings.init_from and checkpoint is None:
-        _begin_with(settings.init_from, task.model)
+    if begun_with and checkpoint is None:
+        _begin_with(begun_with, task.model)
     stop = stop or StopRequest()
     loggers = build_loggers(
         settings.logger, run_dir=settings.run_dir, name=settings.name, settings=_origin(settings, data)
@@ -106,13 +109,12 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
     return Run(settings, task, data, build_trainer(settings, callbacks, loggers), checkpoint)
 
 
-def _begin_with(path: str, model: ProteinModel) -> None:
+def _begin_with(trained: TrainedModel, model: ProteinModel) -> None:
     """Give a new model the weights of a trained one; features too, unless its attention is another.
 
     Raises:
         ValueError: they do not fit; the message says which.
     """
-    trained = load_model(path)
     same = all(getattr(model.config, key) == getattr(trained.model.config, key) for key in _ATTENTION_KEYS)
     weights = trained.model.state_dict()
     model.load_weights(weights, place=str(trained.path), projections="load" if same else "draw")
