@@ -145,6 +145,8 @@ def test_paths_of_any_name_reach_training():
     config = read_preset("tiny", [], num_layers=None)
     assert quoted(Path("/a b/it's=1")) == r"'/a b/it\'s=1'"
     assert quoted(None) == "null"
+    assert quoted(("a b", 1)) == "['a b',1]"
+    assert quoted(config.softmax_layers) == "[]"
     assert quoted(config.qk_norm) == "false"
 
 

@@ -234,6 +234,8 @@ def quoted(value: object) -> str:
     """Return a value as Hydra's command line reads it; paths may hold anything."""
     if isinstance(value, str | Path):
         return "'" + str(value).replace("'", "\\'") + "'"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(quoted, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
