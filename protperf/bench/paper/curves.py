@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> Report:
     ]
     overrides = {
         plan: attention_of(plan[0], window=options.window, features=options.features)
-        | {"objective": plan[1], "trainer.seed": plan[2], "model.projection_seed": plan[2]}
+        | {"objective": plan[1], "trainer.seed": plan[2]}
         for plan in plans
     }
     parameters = {
