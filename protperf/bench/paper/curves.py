@@ -207,7 +207,15 @@ def _draw_panel(axes: Axes, numbers: Mapping[str, Any], objective: str) -> None:
         steps = sorted(set(curves[0]).intersection(*curves))
         at = [[curve[step] for curve in curves] for step in steps]
         colour = COLOURS[place]
-        axes.plot(steps, [sum(each) / len(each) for each in at], color=colour, label=system, linewidth=1.6)
+        axes.plot(
+            steps,
+            [sum(each) / len(each) for each in at],
+            color=colour,
+            label=system,
+            marker="o",
+            markersize=2.5,
+            linewidth=1.6,
+        )
         axes.fill_between(
             steps, list(map(min, at)), list(map(max, at)), color=colour, alpha=0.15, linewidth=0
         )
