@@ -14,6 +14,7 @@ from protperf.arguments import CHECKPOINT_HELP, add_model_arguments, check_model
 from protperf.figures import COLOURS, FIGURE_SUFFIXES, new_panels, save_figure
 from protperf.formats.scores import (
     AGAINST,
+    FLOORS,
     MODEL,
     OTHER,
     TRAINING_SPLIT,
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from protperf.checkpoint import TrainedModel
     from protperf.formats.manifest import Manifest
     from protperf.formats.shards import ShardSet
-
-FLOORS = {"unigram": 1, "trigram": 3, "4-gram": 4}
-"""Name -> order of the n-gram models that stand beside a model."""
 
 BY = {"length": "by_length", "residue": "by_residue"}
 """What `--by` takes -> where the numbers stand in the JSON file."""

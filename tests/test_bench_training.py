@@ -17,7 +17,7 @@ from training import WINDOW, Recorder, settings_of, small_dataset
 from protperf.bench import training
 from protperf.bench.__main__ import main
 from protperf.bench.presets import read_preset
-from protperf.bench.training import BARE, BARE_AGAIN, LOOP, first_questions, judge, rate_of
+from protperf.bench.training import BARE, BARE_AGAIN, LOOP, first_questions, judge, quoted, rate_of
 from protperf.config import DataConfig, ObjectiveConfig
 from protperf.data import QuestionDataset, WindowData
 from protperf.formats.metrics_file import read_metrics
@@ -143,9 +143,11 @@ def test_a_run_that_fails_is_told_with_its_last_line(tmp_path: Path, monkeypatch
 
 def test_paths_of_any_name_reach_training():
     config = read_preset("tiny", [], num_layers=None)
-    assert training._quoted(Path("/a b/it's=1")) == r"'/a b/it\'s=1'"
-    assert training._quoted(None) == "null"
-    assert training._quoted(config.qk_norm) == "false"
+    assert quoted(Path("/a b/it's=1")) == r"'/a b/it\'s=1'"
+    assert quoted(None) == "null"
+    assert quoted(("a b", 1)) == "['a b',1]"
+    assert quoted(config.softmax_layers) == "[]"
+    assert quoted(config.qk_norm) == "false"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,14 @@ from checkpoints import make_checkpoint
 
 from protperf.attention import attention_rows
 from protperf.checkpoint import load_model
-from protperf.inference.similarity import agreement, attention_to_residues, chance_of, residue_similarity
-from protperf.maps.similarity import DRAWN_ORDER, read_blosum
+from protperf.inference.similarity import (
+    agreement,
+    attention_to_residues,
+    chance_of,
+    read_blosum,
+    residue_similarity,
+)
+from protperf.maps.similarity import DRAWN_ORDER
 from protperf.model import ProteinModel
 from protperf.vocab import STANDARD_RESIDUES, VOCABULARY
 

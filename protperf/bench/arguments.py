@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from protperf.bench.numbers import even, natural, positive, positive_float, several
+from protperf.bench.paper.arguments import add_paper, check_paper
 
-BENCHMARKS = ("attention", "embedding", "error", "model", "reading", "scaling", "training")
+BENCHMARKS = ("attention", "embedding", "error", "model", "paper", "reading", "scaling", "training")
 
 LENGTHS = tuple(2**power for power in range(8, 17))
 FEATURES = tuple(2**power for power in range(4, 11))
@@ -35,6 +36,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     _add_embedding(commands)
     _add_error(commands)
     _add_model(commands)
+    add_paper(commands, add_outputs=_add_outputs)
     _add_reading(commands)
     _add_scaling(commands)
     _add_training(commands)
@@ -47,6 +49,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if options.benchmark == "error":
         options.features = sorted(set(options.features))
         options.sigmas = sorted(set(options.sigmas))
+    if options.benchmark == "paper":
+        check_paper(parser, options)
     if options.benchmark == "reading":
         options.workers = sorted(set(options.workers))
     if options.benchmark == "scaling":

@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> Report:
         folder = options.data
         if folder is None:
             folder = scratch / "sample"
-            _protperf(
+            run_protperf(
                 "prepare", "--sample", str(folder), f"--window={options.window}", "--valid=0.05", "--test=0"
             )
         data = WindowData(_data_config(folder, options), ObjectiveConfig(), seed=options.seed)
@@ -180,7 +180,7 @@ def loop_rate(
 ) -> float:
     """Run `protperf train` in a folder of its own, which is removed, and return what it says of its tokens a second."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        _protperf(
+        run_protperf(
             "train", *training_arguments(config, data, Path(folder), options, device, ranks), threads=threads
         )
         return rate_of(read_metrics(Path(folder) / METRICS_NAME)[RATE], log_every=options.log_every)
@@ -227,19 +227,21 @@ def training_arguments(
         "trainer.seed": options.seed,
         "run_dir": run_dir,
     }
-    return [f"{key}={_quoted(value)}" for key, value in settings.items()]
+    return [f"{key}={quoted(value)}" for key, value in settings.items()]
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a value as Hydra's command line reads it; paths may hold anything."""
     if isinstance(value, str | Path):
         return "'" + str(value).replace("'", "\\'") + "'"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(quoted, value))}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
 
 
-def _protperf(*arguments: str, threads: int | None = None) -> None:
+def run_protperf(*arguments: str, threads: int | None = None) -> None:
     """Run a command of protperf in a process of its own.
 
     Raises:

@@ -12,6 +12,9 @@ MODEL = "model"
 AGAINST = "against"
 """Predictors that are models; the others of a split are floors."""
 
+FLOORS = {"unigram": 1, "trigram": 3, "4-gram": 4}
+"""Name -> order of the n-gram models that stand beside a model."""
+
 TRAINING_SPLIT = "train"
 """The split that is not held out."""
 

@@ -24,7 +24,7 @@ from protperf.batches import pad_together
 from protperf.inference.attention_maps import gather, watch_layers
 from protperf.inference.passes import autocast, frame, pack_together, plan_passes
 from protperf.model import ProteinModel
-from protperf.vocab import VOCABULARY
+from protperf.vocab import STANDARD_RESIDUES, VOCABULARY
 
 LEAST_HEADS = 3
 """Any two points lie on a line: fewer heads say nothing of correlation."""
@@ -128,3 +128,11 @@ def chance_of(
     found = agreement(similarity, reference)
     orders = (generator.permutation(len(similarity)) for _ in range(num))
     return sum(agreement(similarity[np.ix_(order, order)], reference) >= found for order in orders) / num
+
+
+def read_blosum() -> np.ndarray:
+    """Return BLOSUM62 for the standard amino acids in the vocabulary's order, float64 `(20, 20)`."""
+    from Bio.Align import substitution_matrices
+
+    table = substitution_matrices.load("BLOSUM62")
+    return np.array([[table[a, b] for b in STANDARD_RESIDUES] for a in STANDARD_RESIDUES])

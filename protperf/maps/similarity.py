@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
         agreement,
         attention_to_residues,
         chance_of,
+        read_blosum,
         residue_similarity,
     )
 
@@ -102,14 +103,6 @@ def run(options: argparse.Namespace) -> int:
         f"{heads} heads); {chance:.1%} of {RELABELLINGS:,} random relabellings of the amino acids reach it"
     )
     return SOME_LEFT_OUT if left_out else 0
-
-
-def read_blosum() -> np.ndarray:
-    """Return BLOSUM62 for the standard amino acids in the vocabulary's order, float64 `(20, 20)`."""
-    from Bio.Align import substitution_matrices
-
-    table = substitution_matrices.load("BLOSUM62")
-    return np.array([[table[a, b] for b in STANDARD_RESIDUES] for a in STANDARD_RESIDUES])
 
 
 def draw(similarity: np.ndarray, blosum: np.ndarray, found: dict[str, Any]) -> Figure:

@@ -1,0 +1,32 @@
+"""docs/paper.md tells the truth: its tables are those of the JSON files beside it, its commands are understood."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from protperf.bench.arguments import parse
+from protperf.bench.paper.arguments import EXPERIMENTS
+from protperf.bench.paper.page import fill
+
+PAGE = (REPOSITORY / "docs" / "paper.md").read_text()
+BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+RESULTS = sorted((REPOSITORY / "docs" / "paper").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_tables_are_those_of_the_numbers(path: Path):
+    numbers = json.loads(path.read_text())
+    assert numbers["experiment"] == path.stem
+    assert fill(PAGE, numbers, place="docs/paper.md") == PAGE
+
+
+def test_there_is_a_command_and_a_place_for_each_experiment():
+    asked = [parse(shlex.split(block)[2:]).experiment for block in BLOCKS]
+    assert asked == list(EXPERIMENTS)
+    assert re.findall(r"^<!-- (\w+) -->$", PAGE, flags=re.MULTILINE) == list(EXPERIMENTS)
