@@ -19,7 +19,7 @@ COMMANDS = {
     "score": ("protperf.score", "likelihood of proteins, effects of mutations"),
     "generate": ("protperf.generate", "new proteins; masked residues filled in"),
     "maps": ("protperf.maps", "attention maps, similarity of amino acids, contacts"),
-    "convert": ("protperf.convert", "a folder to share: config.json, model.safetensors, model card"),
+    "convert": ("protperf.convert", "a folder to share, from a checkpoint or from BERT, RoBERTa, ESM-2, Sapiens"),
     "bench": (
         "protperf.bench",
         "time, memory and error of attention; training; reading; scaling; embedding",

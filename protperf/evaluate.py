@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     models = [options.checkpoint, *filter(None, [options.against])]
     check_outputs(outputs, [file for path in models for file in model_files(path)], force=options.force)
     from protperf.devices import choose_device
-    from protperf.formats.manifest import read_manifest
+    from protperf.formats.manifest import check_lengths, read_manifest
 
     device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
@@ -55,6 +55,13 @@ def main(argv: list[str] | None = None) -> int:
     for each in filter(None, (trained, against)):
         each.model.to(device)
         _warn_of_other_data(each, manifest, options.data)
+        check_lengths(
+            manifest,
+            options.data,
+            window=manifest.window,
+            across=each.attend_across_documents,
+            most=each.model.max_length,
+        )
     results = evaluate(
         trained,
         options.data,

@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
         skipped = None
         if options.out != STDOUT:  # without records too: a list that is there would lie
             skipped = stack.enter_context(SkippedList(skipped_path(options.out)))
-        records = open_records(options, inputs, skipped) if inputs else None
+        records = open_records(options, inputs, skipped, trained.model.max_residues) if inputs else None
         made = fill_records(trained, records, options) if options.fill else None
         made = made or generate_proteins(trained, records, options)
         writer = stack.enter_context(FastaWriter(options.out))
@@ -281,9 +281,8 @@ def reads_records(options: argparse.Namespace) -> bool:
     """Tell whether sequences come from a file: `--fill`, or a `--prompt` that names one."""
     if options.fill or options.prompt == STDIN:
         return True
-    return bool(options.prompt) and os.path.exists(
-        options.prompt
-    )  # Path.exists raises where letters are too many
+    # Path.exists raises where letters are too many
+    return bool(options.prompt) and os.path.exists(options.prompt)
 
 
 def letters_of(options: argparse.Namespace) -> np.ndarray:
@@ -298,15 +297,19 @@ def letters_of(options: argparse.Namespace) -> np.ndarray:
         ) from None
 
 
-def open_records(options: argparse.Namespace, inputs: list[str], skipped: SkippedList | None) -> Records:
-    """Return the prompts or the proteins to fill."""
+def open_records(
+    options: argparse.Namespace, inputs: list[str], skipped: SkippedList | None, most: int | None
+) -> Records:
+    """Return the prompts or the proteins to fill, of so many residues at most."""
     policy = policy_of(options, mask_token=bool(options.fill))
     reader = SequenceReader(inputs, policy, skipped_path=skipped.work if skipped else None)
-    return Records(reader, skipped, partial(fault_of, options=options), strict=options.strict)
+    return Records(reader, skipped, partial(fault_of, options=options, most=most), strict=options.strict)
 
 
-def fault_of(record: Record, options: argparse.Namespace) -> tuple[str, str] | None:
+def fault_of(record: Record, options: argparse.Namespace, most: int | None) -> tuple[str, str] | None:
     """Return why a record cannot be a prompt or be filled, as a reason and in words; `None` if it can."""
+    if most is not None and len(record.tokens) > most:
+        return "too_long_for_model", f"is longer than this model takes; allowed: {most:,} residues"
     if options.fill:
         if (record.tokens == VOCABULARY.mask).any():
             return None

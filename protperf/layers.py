@@ -27,8 +27,8 @@ INIT_GATE = 6.0
 """Logit of a new gate: 1 - sigmoid(6) = 1/404, so that a token remembers about a protein's length; a gate that starts in
 the middle forgets all but the last few, and no gradient would tell it of the rest."""
 
-Look = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], None]
-"""What `ProteinModel.watch` calls in each layer: with q and k `(B, H, L, K)` as they enter attention, documents, and the
+Look = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], None]
+"""What `ProteinModel.watch` calls in each layer: with q, k and v `(B, H, L, K)` as they enter attention, documents, and the
 logits of gates `(B, H, L)` where there are any."""
 
 
@@ -54,7 +54,7 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor] | None,
         look: Look | None = None,
     ) -> Tensor:
-        """Return `(B, L, D)`; `look`, if there is one, is shown queries and keys."""
+        """Return `(B, L, D)`; `look`, if there is one, is shown queries, keys and values."""
         gathered = self.attention(x if self.post else self.attention_norm(x), documents, rotation, look)
         return self._add(x, gathered)
 
@@ -130,8 +130,14 @@ class SelfAttention(nn.Module):
         q, k, v = self.queries_keys_values(x, rotation)
         gate = self._gate_logits(x)
         if look is not None:
-            look(q, k, documents, gate)
-        out = attend(
+            look(q, k, v, documents, gate)
+        return self.out(self.gather(q, k, v, documents, gate).transpose(1, 2).flatten(2))
+
+    def gather(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, gate: Tensor | None = None
+    ) -> Tensor:
+        """Let every token gather values, `(B, H, L, K)`, from q, k, v and gates as they enter attention."""
+        return attend(
             q,
             k,
             v,
@@ -140,7 +146,6 @@ class SelfAttention(nn.Module):
             gate=gate,
             **self.choices(),
         )
-        return self.out(out.transpose(1, 2).flatten(2))
 
     def onward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, state: State | None
@@ -180,12 +185,17 @@ class SelfAttention(nn.Module):
         k = parts[-2]
         if self.log_temperature is not None:
             q, k = (with_temperature(y, self.log_temperature) for y in (q, k))
-        if self.log_factor is not None:
-            factor = torch.exp(self.log_factor / 2)[:, None, None].to(q.dtype)
-            q, k = q * factor, k * factor
+        q, k = self.with_factor(q, k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
+
+    def with_factor(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q and k `(B, H, L, K)` with the learned factor of each head's logits, if there is one."""
+        if self.log_factor is None:
+            return q, k
+        factor = torch.exp(self.log_factor / 2)[:, None, None].to(q.dtype)
+        return q * factor, k * factor
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move the buffers with the module, but never change their type (`.half()`, `.to(bfloat16)`)."""

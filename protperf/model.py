@@ -156,13 +156,13 @@ class ProteinModel(nn.Module):
             documents: as in `forward`; padding is left out.
         """
         sums: list[QueryKeySums] = []
-        self.watch(tokens, documents, lambda q, k, seen, _: sums.append(sum_queries_keys(q, k, seen)))
+        self.watch(tokens, documents, lambda q, k, _, seen, __: sums.append(sum_queries_keys(q, k, seen)))
         by_layer = zip(*(layer[1:] for layer in sums), strict=True)
         return QueryKeySums(sums[0].tokens, *(torch.cat(parts) for parts in by_layer))
 
     @torch.no_grad()
     def watch(self, tokens: Tensor, documents: Tensor | None, look: Look) -> None:
-        """Show `look` the queries and keys of every layer in turn, without dropout or gradients.
+        """Show `look` the queries, keys and values of every layer in turn, without dropout or gradients.
 
         A forward pass like any other, since sharded weights are only whole inside one. An error in `look` ends it.
 
@@ -190,6 +190,11 @@ class ProteinModel(nn.Module):
     def max_length(self) -> int | None:
         """Most tokens of a document, `<bos>` and `<eos>` included; `None`: any number."""
         return self.config.max_length
+
+    @property
+    def max_residues(self) -> int | None:
+        """Most residues of a protein between `<bos>` and `<eos>`; `None`: any number."""
+        return None if self.max_length is None else self.max_length - 2
 
     @property
     def head_dim(self) -> int:
@@ -308,5 +313,6 @@ def _norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 def _is_projection(name: str) -> bool:
-    """Return whether a weight belongs to features, which another kind of attention does not have."""
-    return name.endswith((".projection", ".pair_square", ".log_factor")) or name == "redraws"
+    """Return whether a weight belongs to a kind of attention, so that another kind does not have it."""
+    own = (".projection", ".pair_square", ".log_factor", ".pooling", ".gate.weight", ".gate.bias")
+    return name.endswith(own) or name == "redraws"

@@ -5,13 +5,15 @@ Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` fe
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
 
 import protperf.attention
-from protperf.attention import ATTENTIONS, LAYOUTS, CausalState
-from protperf.attention.features import SIGNED
+from protperf.attention import ATTENTIONS, BIDIRECTIONAL, LAYOUTS, CausalState, Hashing
+from protperf.attention.features import FEATURE_MAPS, SIGNED
 from protperf.attention.reference import reference_attention as definition
 
 DIRECTIONS = [pytest.param(False, id="bidirectional"), pytest.param(True, id="causal")]
@@ -28,11 +30,18 @@ IN_EVERY_QUICK_RUN = ("favor", "relu", "trig")
 """One kind for each way that a form may go: peaks a feature, none, peaks a row; the others are in slow runs only."""
 
 
+WITHOUT_LAYOUT = ("softmax", "linformer", "reformer")
+"""Kinds with one form."""
+
+GATED = "rfa gated"
+"""Causal `rfa` with gates, in its only layout; they depend on the keys, so that all laws of keys are laws of gates."""
+
+
 def ways(kinds: tuple[str, ...]) -> list[object]:
     """Return `kind layout` for every kind and layout that there is for it."""
-    found: list[object] = [kind for kind in kinds if kind == "softmax"]
+    found: list[object] = [kind for kind in kinds if kind in WITHOUT_LAYOUT]
     for kind in kinds:
-        for layout in LAYOUTS if kind != "softmax" else ():
+        for layout in LAYOUTS if kind not in WITHOUT_LAYOUT else ():
             quick = kind in IN_EVERY_QUICK_RUN
             found.append(pytest.param(f"{kind} {layout}", marks=[] if quick else pytest.mark.slow))
     return found
@@ -45,14 +54,60 @@ def costly_ways(kinds: tuple[str, ...]) -> list[object]:
     return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
 
 
-every_kind = pytest.mark.parametrize("kind", ways(ATTENTIONS))
+def _causal(kinds: tuple[str, ...]) -> list[object]:
+    """Return the ways of all kinds that have a causal form, gated ones too."""
+    return [*ways(tuple(kind for kind in kinds if kind not in BIDIRECTIONAL)), GATED]
+
+
+def in_directions(kinds: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Return every way of some kinds in every direction that it has, as (kind, causal)."""
+    cases = []
+    for causal, found in ((False, ways(kinds)), (True, _causal(kinds))):
+        for way in found:
+            name, marks = (way, ()) if isinstance(way, str) else (way.values[0], way.marks)  # type: ignore[attr-defined]
+            direction = "causal" if causal else "bidirectional"
+            cases.append(pytest.param(name, causal, marks=marks, id=f"{name}-{direction}"))
+    return pytest.mark.parametrize(("kind", "causal"), cases)
+
+
+LINEAR = tuple(FEATURE_MAPS)
+every_kind = in_directions(ATTENTIONS)
+every_normalised_kind = in_directions(tuple(kind for kind in ATTENTIONS if kind != "linformer"))
+every_dense_kind = in_directions(tuple(kind for kind in ATTENTIONS if kind != "reformer"))
+"""Kinds whose tokens look at all that they may see."""
+every_causal_kind = pytest.mark.parametrize("kind", _causal(ATTENTIONS))
+every_kind_at_any_norm = in_directions(ANY_NORM)
 every_model_kind = pytest.mark.parametrize("kind", ATTENTIONS)
-every_kind_at_any_norm = pytest.mark.parametrize("kind", ways(ANY_NORM))
-every_linear_kind = pytest.mark.parametrize("kind", ways(tuple(k for k in ATTENTIONS if k != "softmax")))
-every_linear_kind_at_length = pytest.mark.parametrize(
-    "kind", costly_ways(tuple(k for k in ATTENTIONS if k != "softmax"))
+every_causal_model_kind = pytest.mark.parametrize(
+    "kind", [kind for kind in ATTENTIONS if kind not in BIDIRECTIONAL]
 )
-every_kind_of_form = pytest.mark.parametrize("kind", ways((*IN_EVERY_QUICK_RUN, "softmax")))
+every_model_kind_in_directions = pytest.mark.parametrize(
+    ("kind", "causal"),
+    [
+        (kind, causal)
+        for kind in ATTENTIONS
+        for causal in (False, True)
+        if not (causal and kind in BIDIRECTIONAL)
+    ],
+)
+every_linear_kind = pytest.mark.parametrize("kind", [*ways(LINEAR), GATED])
+every_linear_kind_in_layouts = pytest.mark.parametrize("kind", ways(LINEAR))
+every_linear_kind_at_length = pytest.mark.parametrize("kind", [*costly_ways(LINEAR), GATED])
+every_differentiable_kind = pytest.mark.parametrize(
+    ("kind", "causal"),
+    [
+        *(
+            pytest.param(*way.values, causal, marks=way.marks)
+            for way in costly_ways(LINEAR)
+            for causal in (False, True)
+        ),  # type: ignore[attr-defined]
+        (GATED, True),
+        ("linformer", False),
+        pytest.param("reformer", False, marks=pytest.mark.slow),
+        pytest.param("reformer", True, marks=pytest.mark.slow),
+    ],
+)
+every_kind_of_form = in_directions((*IN_EVERY_QUICK_RUN, *WITHOUT_LAYOUT))
 every_layout_of_favor = pytest.mark.parametrize("kind", ways(("favor",)))
 every_underflowing_kind = pytest.mark.parametrize("kind", ways(("favor", "favor_hyperbolic")))
 both_directions = pytest.mark.parametrize("causal", DIRECTIONS)
@@ -61,24 +116,63 @@ both_directions = pytest.mark.parametrize("causal", DIRECTIONS)
 class Choice:
     """What `attend` and its relatives are called with for a `kind layout`, in the kind's domain of use.
 
-    Signed kinds get many rows, and `trig` small queries and keys: else rows may sum to nothing.
+    Signed kinds get many rows, and `trig` small queries and keys: else rows may sum to nothing. The queries and keys of
+    `reformer`, one and the same, are the sum of those given, so that all laws of either are laws of them.
     """
 
     def __init__(self, way: str, projection: Tensor | None, q: Tensor, k: Tensor) -> None:
         self.kind, _, layout = way.partition(" ")
-        self.layout = layout or None
+        self.layout = layout if layout in LAYOUTS else None
+        self.gate = gates_of(k) if way == GATED else None
         self.projection = projection
         if self.kind in SIGNED and projection is not None and len(projection) < 256:
             self.projection = gaussian_projection(256, q.shape[-1]).to(projection)
         if self.kind == "trig":
             q, k = 0.25 * q, 0.25 * k
+        self.hashing = Hashing(rounds=3, buckets=4, window=20) if self.kind == "reformer" else None
+        if self.hashing is not None:
+            wide = torch.promote_types(q.dtype, torch.float32)  # a sum has more digits than its parts
+            q = k = q.to(wide) + k.to(wide)
+            self.projection = gaussian_projection(self.hashing.num_rows, q.shape[-1])
         self.q, self.k = q, k
         self.pair_square = torch.linspace(0.5, 4.0, q.shape[1]) if self.kind == "oprf" else None
+        self.pooling = (
+            pooling().to(torch.promote_types(q.dtype, torch.float32)) if self.kind == "linformer" else None
+        )
 
     @property
     def features(self) -> dict[str, object]:
-        """Return the arguments that say which feature map."""
-        return {"kind": self.kind, "projection": self.projection, "pair_square": self.pair_square}
+        """Return the arguments that say which attention."""
+        return {
+            "kind": self.kind,
+            "projection": self.projection,
+            "pair_square": self.pair_square,
+            "gate": self.gate,
+            "pooling": self.pooling,
+            "hashing": self.hashing,
+        }
+
+
+def gates_of(k: Tensor) -> Tensor:
+    """Return logits of gates between -1 and 5, `(B, H, L)`, which keys `(B, H, L, K)` decide; NaN where a key is no number."""
+    k = k.to(torch.promote_types(k.dtype, torch.float32))
+    real = k.isfinite().all(-1)
+    gate = 2 + 3 * torch.tanh(2 * k.masked_fill(~real.unsqueeze(-1), 0.0).mean(-1))
+    return torch.where(real, gate, torch.nan)
+
+
+@cache
+def pooling(rank: int = 16, length: int = 8192) -> Tensor:
+    """Return E and F `(2, P, N)`; a mixture of 400 tokens is about as long as one of them."""
+    return normal(2, rank, length, seed=98, scale=0.05)
+
+
+def assert_same_bits(kind: str, found: Tensor, expected: Tensor) -> None:
+    """Check that two results are one; of `reformer`, which adds in another order where others change, to rounding."""
+    if kind == "reformer":
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-6)
+    else:
+        assert torch.equal(found, expected)
 
 
 def attend(

@@ -7,12 +7,14 @@ import torch
 from attention_cases import (
     EDGE,
     SPAN,
+    assert_same_bits,
     attend,
     attention_rows,
-    both_directions,
     causal_denominators,
     documents_of,
+    every_causal_kind,
     every_kind,
+    every_normalised_kind,
     every_underflowing_kind,
     gaussian_projection,
     gradients,
@@ -20,9 +22,12 @@ from attention_cases import (
     random_qkv,
     runs_of,
     underflowing,
+    ways,
     with_gradients,
 )
 from torch import Tensor
+
+from protperf.attention.features import FEATURE_MAPS
 
 PROJECTION = gaussian_projection()
 CUTS = (1, 2, EDGE - 1, EDGE, EDGE + 1, 200, 2 * EDGE - 1, 2 * EDGE, 2 * EDGE + 1, 299)
@@ -63,25 +68,25 @@ every_change = pytest.mark.parametrize(
 
 
 @every_change
-@every_kind
+@every_causal_kind
 def test_future_token_never_changes_the_past_by_one_bit(kind: str, how: str):
     qkv = random_qkv(300)
     before = attend(*qkv, kind=kind, causal=True, projection=PROJECTION)
     for cut in CUTS:
         after = attend(*other_suffix(qkv, cut, how), kind=kind, causal=True, projection=PROJECTION)
-        assert torch.equal(before[:, :, :cut], after[:, :, :cut]), cut
+        assert_same_bits(kind, before[:, :, :cut], after[:, :, :cut])
         if not kind.startswith("rfa") or how != "keys scaled by 1000":  # it divides keys by their norms
             assert not torch.equal(before[:, :, cut:], after[:, :, cut:]), cut
 
 
 @every_change
-@every_kind
+@every_causal_kind
 def test_future_token_never_changes_the_past_across_spans_by_one_bit(kind: str, how: str):
     qkv = random_qkv(2 * SPAN + 80)
     before = attend(*qkv, kind=kind, causal=True, projection=PROJECTION)
     for cut in (SPAN - 1, SPAN, SPAN + 1, 1000, 2 * SPAN, 2 * SPAN + 1):
         after = attend(*other_suffix(qkv, cut, how), kind=kind, causal=True, projection=PROJECTION)
-        assert torch.equal(before[:, :, :cut], after[:, :, :cut]), cut
+        assert_same_bits(kind, before[:, :, :cut], after[:, :, :cut])
 
 
 @pytest.mark.parametrize("how", ["keys scaled by 1000", "other numbers"])
@@ -97,7 +102,7 @@ def test_future_token_never_changes_the_past_where_denominators_underflow(kind: 
 
 
 @every_layout
-@every_kind
+@every_causal_kind
 def test_future_token_never_changes_the_past_of_packed_documents(kind: str, lengths: tuple[int, ...]):
     documents = documents_of(*lengths)
     qkv = random_qkv(documents.shape[1], scale=4.0)
@@ -106,11 +111,10 @@ def test_future_token_never_changes_the_past_of_packed_documents(kind: str, leng
         cut = (run.start + run.stop) // 2
         changed = other_suffix(qkv, cut, "keys scaled by 1000")
         after = attend(*changed, documents, kind=kind, causal=True, projection=PROJECTION)
-        assert torch.equal(before[:, :, :cut], after[:, :, :cut])
+        assert_same_bits(kind, before[:, :, :cut], after[:, :, :cut])
 
 
 @pytest.mark.parametrize("lengths", [(33,), (10, 1, 22), (16, -7, 10)])
-@both_directions
 @every_kind
 def test_jacobian_is_zero_exactly_where_a_token_may_not_see(
     kind: str, causal: bool, lengths: tuple[int, ...]
@@ -129,15 +133,15 @@ def test_jacobian_is_zero_exactly_where_a_token_may_not_see(
     for i in range(33):
         for j in range(33):
             sees = number[i] == number[j] != -1 and (j <= i or not causal)
-            assert (influence[i, j] > 0) == sees, (i, j)
+            if not sees or kind != "reformer":  # which does not see all that it may
+                assert (influence[i, j] > 0) == sees, (i, j)
 
 
 @pytest.mark.parametrize(
     "extreme", ["unit normal", "16 N(0, 1)", "keys with an entry of 100", "growing keys"]
 )
 @pytest.mark.parametrize("lengths", [None, (60, 1, 69, 40), (-40, 60, 50, -20)], ids=str)
-@both_directions
-@every_kind
+@every_normalised_kind
 def test_rows_sum_to_one_from_the_first_position_on(
     kind: str, causal: bool, lengths: tuple[int, ...] | None, extreme: str
 ):
@@ -183,7 +187,6 @@ def check_padding(kind: str, causal: bool, left: int, right: int) -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 1), (0, 223), (1, 0), (223, 0), (51, EDGE), (EDGE, 95)])
-@both_directions
 @every_kind
 def test_padding_never_matters_whatever_it_holds(kind: str, causal: bool, left: int, right: int):
     check_padding(kind, causal, left, right)
@@ -191,13 +194,11 @@ def test_padding_never_matters_whatever_it_holds(kind: str, causal: bool, left: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 8192 - 77, 4000])
-@both_directions
 @every_kind
 def test_padding_to_8192_never_matters(kind: str, causal: bool, left: int):
     check_padding(kind, causal, left, 8192 - 77 - left)
 
 
-@both_directions
 @every_kind
 def test_a_row_of_nothing_but_padding_is_zero_and_harms_nobody(kind: str, causal: bool):
     q, k, v = with_gradients(*random_qkv(40, batch=2))
@@ -210,7 +211,6 @@ def test_a_row_of_nothing_but_padding_is_zero_and_harms_nobody(kind: str, causal
 
 
 @every_layout
-@both_directions
 @every_kind
 def test_packed_documents_equal_separate_ones(kind: str, causal: bool, lengths: tuple[int, ...]):
     documents = documents_of(*lengths)
@@ -228,7 +228,6 @@ def test_packed_documents_equal_separate_ones(kind: str, causal: bool, lengths: 
 
 @pytest.mark.parametrize("scale", [1.0, pytest.param(16.0, marks=pytest.mark.slow)])
 @every_layout
-@both_directions
 @every_kind
 def test_last_token_of_a_document_never_changes_another_by_one_bit(
     kind: str, causal: bool, lengths: tuple[int, ...], scale: float
@@ -246,12 +245,11 @@ def test_last_token_of_a_document_never_changes_another_by_one_bit(
         after = attend(*changed, documents, kind=kind, causal=causal, projection=projection)
         others = torch.ones(documents.shape[1], dtype=torch.bool)
         others[run] = False
-        assert torch.equal(before[:, :, others], after[:, :, others])
+        assert_same_bits(kind, before[:, :, others], after[:, :, others])
         if scale == 1.0:  # at 16 N(0, 1) rows are so sharp that the changed token may have no weight at all
             assert not torch.equal(before[:, :, run], after[:, :, run])
 
 
-@both_directions
 @every_kind
 def test_numbers_of_documents_have_no_meaning_but_equality(kind: str, causal: bool):
     qkv = random_qkv(150)
@@ -262,7 +260,6 @@ def test_numbers_of_documents_have_no_meaning_but_equality(kind: str, causal: bo
     assert torch.equal(one, two)
 
 
-@both_directions
 @every_kind
 def test_batch_mates_never_matter(kind: str, causal: bool):
     first, mates = random_qkv(150), random_qkv(150, seed=1, batch=3)
@@ -274,7 +271,6 @@ def test_batch_mates_never_matter(kind: str, causal: bool):
 
 @pytest.mark.parametrize("scale", [1.0, 16.0])
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 33, 130])
-@both_directions
 @every_kind
 def test_permuted_heads_give_permuted_outputs_exactly(kind: str, causal: bool, length: int, scale: float):
     if kind.endswith("batched"):
@@ -291,7 +287,6 @@ def test_permuted_heads_give_permuted_outputs_exactly(kind: str, causal: bool, l
 
 @pytest.mark.parametrize("scale", [1.0, 16.0])
 @pytest.mark.parametrize("lengths", [None, (60, -5, 1, 100)], ids=str)
-@both_directions
 @every_kind
 def test_rows_of_the_map_equal_attention_over_one_hot_values(
     kind: str, causal: bool, lengths: tuple[int, ...] | None, scale: float
@@ -307,7 +302,7 @@ def test_rows_of_the_map_equal_attention_over_one_hot_values(
     torch.testing.assert_close(found, whole[:, :, rows], rtol=0.0, atol=1e-5 if scale == 1 else 1e-3)
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ways((*FEATURE_MAPS, "softmax")))
 def test_equal_keys_average_the_values_seen_so_far(kind: str):
     ones = torch.ones(1, 1, 3, 16)
     v = torch.tensor([1.0, 0.0, 0.0]).view(1, 1, 3, 1).expand(1, 1, 3, 16)
@@ -315,7 +310,6 @@ def test_equal_keys_average_the_values_seen_so_far(kind: str):
     torch.testing.assert_close(out[0, 0, :, 0], torch.tensor([1.0, 1 / 2, 1 / 3]), rtol=0.0, atol=1e-6)
 
 
-@both_directions
 @every_kind
 def test_output_keeps_the_type_of_the_values(kind: str, causal: bool):
     q, k, v = random_qkv(20)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import both_directions, gaussian_projection, gradients, random_qkv, with_gradients
+from attention_cases import (
+    both_directions,
+    gaussian_projection,
+    gradients,
+    normal,
+    random_qkv,
+    with_gradients,
+)
 from torch import Tensor
 
-from protperf.attention import attend
+from protperf.attention import Hashing, attend
 from protperf.attention.features import FEATURE_MAPS
 from protperf.bench.measure import peak_allocated
 
@@ -68,6 +75,28 @@ def test_extra_memory_of_blocks_is_far_below_that_of_kept_features(kind: str, ca
     assert extra - copies < features / 2
     if not causal and not copies:
         assert extra < 48 * MIB
+
+
+@pytest.mark.parametrize(("kind", "causal"), [("linformer", False), ("reformer", True)])
+def test_extra_memory_of_what_performer_is_compared_with_is_linear_in_length(kind: str, causal: bool):
+    pooling = normal(2, 64, 8192, seed=0, scale=0.1)
+    hashing = Hashing()
+    projection = gaussian_projection(hashing.num_rows, WIDTH)
+    found, kept = [], []
+    for length in (2048, 4096):
+        qkv = with_gradients(*random_qkv(length, heads=2, head_dim=WIDTH))
+
+        def step(qkv: tuple[Tensor, ...] = qkv) -> None:
+            choice = {"kind": kind, "causal": causal, "projection": projection, "hashing": hashing}
+            out = attend(*qkv, pooling=pooling, **choice)  # type: ignore[arg-type]
+            out.sum().backward()
+
+        step()
+        found.append(peak_allocated(step, device=CPU))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            attend(*qkv, kind=kind, causal=causal, projection=projection, pooling=pooling, hashing=hashing)
+    assert found[1] <= 2.1 * found[0]
+    assert max(x.numel() for x in kept) <= max(pooling.numel(), hashing.rounds * 2 * 4096 * (WIDTH + 1))
 
 
 @pytest.mark.parametrize("layout", ["blocked", "batched"])

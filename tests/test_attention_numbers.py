@@ -13,9 +13,9 @@ from attention_cases import (
     attend,
     both_directions,
     documents_of,
+    every_differentiable_kind,
     every_kind,
     every_kind_of_form,
-    every_linear_kind_at_length,
     gaussian_projection,
     gradients,
     normal,
@@ -58,7 +58,6 @@ def _cut(length: int, parts: tuple[int, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("length", LENGTHS)
-@both_directions
 @every_kind
 def test_fast_form_equals_its_slow_twin_with_all_gradients(
     kind: str, causal: bool, length: int, layout: Callable[[int], tuple[int, ...]]
@@ -68,7 +67,6 @@ def test_fast_form_equals_its_slow_twin_with_all_gradients(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(1000,), (-100, 300, 1, 450, -1, 148)], ids=str)
-@both_directions
 @every_kind_of_form
 def test_a_thousand_tokens_equal_the_slow_twin_with_all_gradients(
     kind: str, causal: bool, lengths: tuple[int, ...]
@@ -101,8 +99,7 @@ def with_all_gradients(
 
 
 @pytest.mark.parametrize("lengths", [(7,), (2, 1, 4), (-1, 3, -2, 5)], ids=str)
-@both_directions
-@every_linear_kind_at_length
+@every_differentiable_kind
 def test_gradients_of_the_normalised_op_are_the_derivatives(
     kind: str, causal: bool, lengths: tuple[int, ...]
 ):
@@ -172,7 +169,6 @@ def test_no_length_layout_or_block_matters_to_the_blocked_form(
         torch.testing.assert_close(one, other, **EXACT)
 
 
-@both_directions
 @every_kind
 def test_attention_is_the_same_on_views_as_on_copies(kind: str, causal: bool):
     stacked = normal(2, 90, 3, 2, 16, seed=4).permute(2, 0, 3, 1, 4)

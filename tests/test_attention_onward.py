@@ -10,9 +10,10 @@ from attention_cases import (
     attend_onward,
     causal_denominators,
     documents_of,
+    every_causal_kind,
     every_linear_kind,
     every_linear_kind_at_length,
-    every_model_kind,
+    every_linear_kind_in_layouts,
     every_underflowing_kind,
     gaussian_projection,
     gradients,
@@ -69,7 +70,7 @@ def test_token_by_token_equals_the_parallel_form(kind: str, layout: tuple[int, .
 
 
 @pytest.mark.parametrize("layout", [None, (1, 40, EDGE - 41, 60, 1, 111), (-10, 50, -3, 237)], ids=str)
-@every_model_kind
+@every_causal_kind
 def test_the_form_for_single_tokens_equals_the_parallel_form(kind: str, layout: tuple[int, ...] | None):
     documents = None if layout is None else documents_of(*layout)
     qkv = random_qkv(300)
@@ -79,11 +80,14 @@ def test_the_form_for_single_tokens_equals_the_parallel_form(kind: str, layout: 
 
 
 @pytest.mark.parametrize("layout", [None, (60, 40), (-7, 90, -3), (100,)], ids=str)
-def test_exact_attention_in_pieces_keeps_the_current_document_alone(layout: tuple[int, ...] | None):
+@pytest.mark.parametrize("kind", ["softmax", "reformer"])
+def test_what_keeps_all_tokens_keeps_those_of_the_current_document_alone(
+    kind: str, layout: tuple[int, ...] | None
+):
     documents = None if layout is None else documents_of(*layout)
     qkv = random_qkv(100, batch=1)
-    whole = attend(*qkv, documents, kind="softmax", causal=True)
-    found, states = in_pieces(qkv, documents, [30, 1, 50, 19], kind="softmax")
+    whole = attend(*qkv, documents, kind=kind, causal=True)
+    found, states = in_pieces(qkv, documents, [30, 1, 50, 19], kind=kind)
     torch.testing.assert_close(found, whole, **TOLERANCE)
     last = 100 if documents is None else int((documents == documents[0, -1]).sum())
     if layout != (-7, 90, -3):
@@ -218,7 +222,7 @@ def test_a_segment_of_nothing_changes_nothing(kind: str):
     assert all(torch.equal(one, other) for one, other in zip(after, state, strict=True))
 
 
-@every_linear_kind
+@every_linear_kind_in_layouts
 def test_a_state_of_one_layout_goes_on_in_the_other(kind: str):
     name, layout = kind.split()
     other = {"blocked": "batched", "batched": "blocked"}[layout]

@@ -257,6 +257,8 @@ def test_the_choices_of_attention_and_projection_are_those_that_there_are():
         ({"attention": "trig"}, "ModelConfig.attention is 'trig'.*set qk_norm to true"),
         ({"attention": "rfa", "num_features": 64}, "num_features is 64; allowed .* at least 128"),
         ({"attention": "rfa", "num_features": 128, "qk_norm": True}, "set qk_norm to false"),
+        ({"attention": "reformer", "lsh_buckets": 5}, "lsh_buckets is 5; allowed: even numbers, or 1"),
+        ({"attention": "reformer", "features": "learned"}, "a hash of attention 'reformer' has no gradient"),
         ({"attention": "oprf", "projection_norms": "regularised"}, "allowed: chi"),
     ],
 )
@@ -271,7 +273,7 @@ WRONG = [
         ModelConfig,
         "attention",
         "favour",
-        "favor, favor_hyperbolic, oprf, relu, relu_unprojected, elu, trig, rfa, softmax",
+        "favor, favor_hyperbolic, oprf, relu, relu_unprojected, elu, trig, rfa, softmax, linformer, reformer",
     ),
     (ModelConfig, "projection", "gaussian", "iid, orthogonal, simplex"),
     (ModelConfig, "positions", "rotary", "rope, absolute, learned, none"),

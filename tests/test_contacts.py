@@ -51,7 +51,7 @@ def corrected_maps(model: ProteinModel, residues: np.ndarray) -> np.ndarray:
     """Return each head's map as Rao et al. define it, `(N * H, L, L)`: pair by pair, entry by entry, in float64."""
     tokens = torch.tensor([[VOCABULARY.bos, *residues.tolist(), VOCABULARY.eos]])
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    model.watch(tokens, None, lambda q, k, _: seen.append((q, k)))
+    model.watch(tokens, None, lambda q, k, *_: seen.append((q, k)))
     found = []
     for block, (q, k) in zip(model.blocks, seen, strict=True):
         rows = torch.arange(tokens.shape[1])

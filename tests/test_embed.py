@@ -50,7 +50,13 @@ def per_residue(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("attention", "kind"),
-    [("favor", "masked"), ("relu", "causal"), ("softmax", "masked"), ("favor_hyperbolic", "causal")],
+    [
+        ("favor", "masked"),
+        ("relu", "causal"),
+        ("softmax", "masked"),
+        ("favor_hyperbolic", "causal"),
+        ("reformer", "masked"),
+    ],
 )
 def test_rows_are_those_of_the_model_on_each_protein_alone(tmp_path: Path, attention: str, kind: str):
     model = make_checkpoint(tmp_path / "m.ckpt", attention=attention, kind=kind)

@@ -34,7 +34,7 @@ def plain(made: list[Generated]) -> list[tuple[object, ...]]:
     return [(each.prompt, each.sample, each.tokens.tobytes(), each.perplexity, each.ended) for each in made]
 
 
-@pytest.mark.parametrize("kind", ["favor", "relu", "softmax"])
+@pytest.mark.parametrize("kind", ["favor", "relu", "softmax", "reformer"])
 def test_same_seed_same_sequences_whatever_the_batch(kind: str):
     model = wide_model(kind)
     made = {

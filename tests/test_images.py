@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_cases import every_model_kind_in_directions
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training import SMALL, assert_same, load_plain, protperf, small_dataset, train_small
 from wandb_file import read_wandb
 
 from protperf import layers as layers_module
-from protperf.attention import ATTENTIONS, attention_rows
+from protperf.attention import attention_rows
 from protperf.callbacks.images import choose_proteins, some_maps
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
@@ -22,8 +23,7 @@ from protperf.vocab import VOCABULARY
 IMAGES = ("trainer.validate_every=10", "logger.attention_images_every=2", "trainer.max_steps=40")
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", ATTENTIONS)
+@every_model_kind_in_directions
 def test_maps_are_the_rows_of_the_attention_matrix(kind: str, causal: bool, monkeypatch: pytest.MonkeyPatch):
     """The rows are computed pair by pair, from the arguments that attention got in an ordinary pass."""
     shape = {"num_layers": 5, "num_heads": 2, "model_dim": 16, "feedforward_dim": 32, "num_features": 128}

@@ -12,7 +12,7 @@ import torch
 from prepared import SAMPLE, read_fasta
 from training import prepared
 
-from protperf.attention.features import FEATURE_MAPS
+from protperf.attention import ATTENTIONS
 from protperf.batches import Batch, residues_of_proteins
 from protperf.config import DataConfig, ModelConfig, ObjectiveConfig
 from protperf.data import WindowData
@@ -103,7 +103,7 @@ def test_sums_by_length_are_those_of_proteins_alone(kind: str):
     assert found["loss"] == pytest.approx(nll / count, rel=1e-5)
 
 
-@pytest.mark.parametrize("attention", [*FEATURE_MAPS, "softmax"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
 def test_a_window_of_padding_that_asks_nothing_adds_nothing(attention: str):
     model = model_of(attention)
     nothing = torch.full((1, 40), VOCABULARY.pad, dtype=torch.uint8)

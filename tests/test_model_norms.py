@@ -10,7 +10,7 @@ from test_model_laws import residues, small_model
 from torch import Tensor
 from training import assert_same, train_small
 
-from protperf.attention import ATTENTIONS
+from protperf.attention import ATTENTIONS, BIDIRECTIONAL
 from protperf.config import ModelConfig
 from protperf.formats.metrics_file import read_metrics
 from protperf.model import ProteinModel
@@ -139,7 +139,7 @@ def test_every_parameter_gets_a_gradient_for_every_choice():
         config = ModelConfig(
             attention=kind, num_layers=1, num_heads=2, model_dim=16, num_features=128, qk_norm=kind != "rfa"
         )
-        model = ProteinModel(config, causal=True)
+        model = ProteinModel(config, causal=kind not in BIDIRECTIONAL)
         model.logits(model(residues(1, 20))).square().sum().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, (kind, name)

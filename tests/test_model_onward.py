@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from attention_cases import every_model_kind
+from attention_cases import every_causal_model_kind
 from torch import Tensor
 from wide_models import random_tokens, wide_model
 
@@ -31,14 +31,14 @@ def bytes_of(state: ModelState) -> int:
     return sum(part.numel() * part.element_size() for layer in state.layers for part in layer)
 
 
-@every_model_kind
+@every_causal_model_kind
 @torch.no_grad()
 def test_token_by_token_equals_one_pass(kind: str):
     model, tokens = wide_model(kind), random_tokens(300)
     found, states = in_pieces(model, tokens, [1] * 300)
     torch.testing.assert_close(found, model(tokens), **TOLERANCE)
     sizes = {bytes_of(state) for state in states}
-    assert len(sizes) == (300 if kind == "softmax" else 1)
+    assert len(sizes) == (300 if kind in ("softmax", "reformer") else 1)
     assert states[-1].position.tolist() == [300]
 
 
@@ -62,7 +62,7 @@ def test_time_and_size_of_a_step_do_not_grow(kind: str):
 
 
 @pytest.mark.parametrize("lengths", [[1, 127, 1, 171], [299, 1], [20, 5, 275]], ids=str)
-@pytest.mark.parametrize("kind", ["favor", "relu", "softmax"])
+@pytest.mark.parametrize("kind", ["favor", "relu", "softmax", "rfa", "reformer"])
 @torch.no_grad()
 def test_a_protein_may_be_split_anywhere(kind: str, lengths: list[int]):
     model, tokens = wide_model(kind), random_tokens(300, batch=2)
@@ -85,7 +85,7 @@ def test_every_part_of_the_model_goes_onward(shape: dict[str, object]):
     torch.testing.assert_close(in_pieces(model, tokens, [40, 1, 59])[0], model(tokens), **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["favor", "trig", "softmax"])
+@pytest.mark.parametrize("kind", ["favor", "trig", "softmax", "rfa", "reformer"])
 @torch.no_grad()
 def test_rows_come_and_go_and_each_goes_on_with_its_own_protein(kind: str):
     """Three proteins that have read 5, 30 and 12 tokens become one batch; the second leaves after 10 steps."""

@@ -25,7 +25,7 @@ from training import (
     train_small,
 )
 
-from protperf.attention.features import FEATURE_MAPS
+from protperf.attention import ATTENTIONS
 from protperf.checkpoint import step_name
 from protperf.formats.metrics_file import read_metrics
 
@@ -70,7 +70,7 @@ def two_ranks() -> dict[tuple[str, str], Path]:
             path = scratch_dir() / f"{strategy}-{name}"
             runs[strategy, name] = path
             todo += [(path, (*steps(number), *more)) for number, more in options]
-    for attention in (*FEATURE_MAPS, "softmax"):  # law E6: DDP refuses a parameter without a gradient
+    for attention in ATTENTIONS:  # law E6: DDP refuses a parameter without a gradient
         choice = (
             f"model.attention={attention}",
             f"model.qk_norm={attention != 'rfa'}",
@@ -167,7 +167,7 @@ def test_the_optimizer_state_on_disk_is_the_same_whatever_strategy_wrote_it(stra
         torch.testing.assert_close(values["exp_avg"], there[number]["exp_avg"], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("attention", [*FEATURE_MAPS, "softmax"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
 def test_every_attention_trains_on_two_ranks_which_refuse_parameters_without_gradients(attention: str):
     losses = read_metrics(two_ranks()["ddp", f"each {attention}"] / "metrics.csv")["train/loss"]
     assert list(losses) == [1, 2]

@@ -100,8 +100,9 @@ def test_stop_and_resume_equals_uninterrupted(stops: list[int], at_once: int, wo
     check_resume(tmp_path, stops, 90, f"trainer.windows_at_once={at_once}", workers=workers)
 
 
-def test_stop_and_resume_causal_softmax(tmp_path: Path):
-    check_resume(tmp_path, [21], 30, "objective=causal", "model.attention=softmax")
+@pytest.mark.parametrize("attention", ["softmax", "reformer"])
+def test_stop_and_resume_causal(attention: str, tmp_path: Path):
+    check_resume(tmp_path, [21], 30, "objective=causal", f"model.attention={attention}")
 
 
 @pytest.mark.slow

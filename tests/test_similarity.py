@@ -36,7 +36,7 @@ def paid_by_matrices(model: ProteinModel, proteins: list[np.ndarray]) -> np.ndar
     for protein in proteins:
         tokens = torch.tensor([[VOCABULARY.bos, *protein.tolist(), VOCABULARY.eos]])
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        model.watch(tokens, None, lambda q, k, _, seen=seen: seen.append((q, k)))
+        model.watch(tokens, None, lambda q, k, *_, seen=seen: seen.append((q, k)))
         for layer, (q, k) in enumerate(seen):
             projection = model.blocks[layer].attention._buffers.get("projection")
             rows = torch.arange(tokens.shape[1])

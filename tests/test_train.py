@@ -29,7 +29,8 @@ from protperf.objectives import TokenSums, answer
 from protperf.train import build_run
 
 CHOICES = [
-    *itertools.product(("masked", "causal"), (*FEATURE_MAPS, "softmax"), ("rope",), ("gelu",)),
+    *itertools.product(("masked", "causal"), (*FEATURE_MAPS, "softmax", "reformer"), ("rope",), ("gelu",)),
+    ("masked", "linformer", "rope", "gelu"),
     ("masked", "relu", "absolute", "swiglu"),
     ("causal", "softmax", "none", "swiglu"),
 ]

@@ -132,14 +132,15 @@ def reformer_onward(
     if not v.shape[2]:
         return torch.zeros_like(v), state or seen
     if state is None:
-        return reformer_attention(q, v, documents, projection, hashing, causal=True), seen.current()
+        out = reformer_attention(q, v, documents, projection, hashing, causal=True)
+        return out, seen.current() if documents is None else seen.current().trimmed()
     seen = state.followed_by(seen)
     rows = torch.arange(seen.documents.shape[1] - v.shape[2], seen.documents.shape[1], device=v.device)
     outs = []
     for part, queries in zip(rows.split(_ROWS), q.split(_ROWS, dim=2), strict=True):
         weights = _weights(queries, seen.keys, seen.hashes, seen.documents, part, hashing, causal=True)
         outs.append((weights @ seen.values.to(weights.dtype)).to(v.dtype))
-    return torch.cat(outs, dim=2), seen.current()
+    return torch.cat(outs, dim=2), seen.current() if documents is None else seen.current().trimmed()
 
 
 def reformer_rows(

@@ -6,6 +6,8 @@ import argparse
 import re
 from pathlib import Path
 
+from protperf.convert.swap_options import add_swap_options, check_swap_options
+
 TARGETS = ("safetensors",)
 
 
@@ -29,6 +31,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--to", choices=TARGETS, default=TARGETS[0], help="form of the weights (%(default)s)")
     add_card_options(parser)
     add_source_options(parser)
+    add_swap_options(parser)
     parser.add_argument("--force", action="store_true", help="replace a model that is in OUT_DIR")
     options = parser.parse_args(argv)
     if not re.fullmatch(r"[A-Za-z0-9.+-]*", options.license):
@@ -37,6 +40,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--name {options.name!r}: must be one line")
     if options.heads is not None and options.heads < 1:
         parser.error(f"--heads {options.heads}: must be at least 1")
+    check_swap_options(parser, options)
     return options
 
 

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from protperf.convert.options import parse
+from protperf.convert.swap_options import check_report
 
 if TYPE_CHECKING:
     from protperf.checkpoint import TrainedModel
@@ -21,10 +22,13 @@ def main(argv: list[str] | None = None) -> int:
     from protperf.formats.scores import MODEL, read_scores
 
     check_folder(options.out, force=options.force)
+    check_report(options)
     scores = read_scores(options.scores) if options.scores else {}
     trained = open_source(options)
     if options.out.resolve() == trained.path.parent.resolve():
         raise ValueError(f"{options.out}: is where the model comes from; give another folder")
+    if options.attention is not None:
+        trained = swapped(trained, options)
     for predictors in scores.values():
         check_scores(predictors.get(MODEL, {}), trained, place=str(options.scores))
     export_model(trained, options.out, CardDetails(options.name, options.license, scores))
@@ -56,6 +60,15 @@ def open_source(options: argparse.Namespace) -> TrainedModel:
                 f"{options.source}: --{name} is for pretrained weights of other programs; leave it out"
             )
     return load_model(options.source)
+
+
+def swapped(trained: TrainedModel, options: argparse.Namespace) -> TrainedModel:
+    """Return a model with the attention that was asked for, and show how well it does."""
+    from protperf.convert.performer import become_performer, publish_report
+
+    performer, report = become_performer(trained, options, say)
+    publish_report(report, options)
+    return performer
 
 
 def say(text: str) -> None:

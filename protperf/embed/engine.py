@@ -72,14 +72,18 @@ class Task:
         block: the records.
         met: what is known of their sequences, by the bytes of their tokens.
         longest: residues of the longest protein that is not refused; 0: any.
+        most: residues of the longest protein that the model takes; 0: any.
     """
 
     block: Block
     met: dict[bytes, Met]
     longest: int
+    most: int = 0
 
     def refuse(self, tokens: np.ndarray) -> str:
         """Return why a protein is not to be computed, if it is not."""
+        if self.most and len(tokens) > self.most:
+            return "too_long_for_model"
         return "too_long" if self.longest and len(tokens) > self.longest else ""
 
     @cached_property
@@ -124,12 +128,14 @@ class Choices:
         id_kind: what names a protein (see `protperf.arguments.id_of`).
         strict: stop at the first record that is left out.
         longest: residues of the longest protein that is not left out; 0: any.
+        most: residues of the longest protein that the model takes whole; 0: any.
         shard: number (from 0) of this run, and of how many.
     """
 
     id_kind: str = "word"
     strict: bool = False
     longest: int = 0
+    most: int = 0
     shard: tuple[int, int] = (0, 1)
 
 
@@ -181,7 +187,7 @@ class Engine:
         for block in self._own(records):
             met = sequences.of(block, self._fits)
             if block.end > self._resumed.records:
-                yield Task(block, met, self.choices.longest)
+                yield Task(block, met, self.choices.longest, self.choices.most)
                 continue
             for index, record in enumerate(block.records, start=block.first):
                 places = [sink.find(index) for sink in self.sinks]
@@ -255,6 +261,7 @@ def _judge(arrays: Arrays | None) -> str:
 REMEDIES = {
     "out_of_memory": "does not fit into memory even alone; embed it where there is more, or with --device cpu",
     "too_long": "is longer than --window with --long error; --long whole or window takes it",
+    "too_long_for_model": "is longer than this model takes; --long window with a --window of no more than that takes it",
     "unfit_name": "has a NUL at the end of its header, or in one of more than 60,000 bytes: this format cannot hold it",
     "not_finite": "gets numbers that are infinite or none; --precision fp32 or --dtype float32 may cure it",
 }

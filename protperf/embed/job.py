@@ -66,6 +66,7 @@ def embed(options: argparse.Namespace) -> int:
         check_outputs([list_path], read, force=options.force)
     else:
         check_files(paths, list_path, read, force=options.force)
+    choices = choices_of(options, trained.model.max_residues)
     say(describe_model(trained, devices))
     say(describe_space(options, parts, trained.model.config.model_dim))
     recipe = Recipe(
@@ -79,7 +80,7 @@ def embed(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         sinks = open_sinks(stack, options, trained, parts, paths)
         skipped = stack.enter_context(SkippedList(list_path))  # published before the outputs
-        engine = Engine(sinks, skipped, choices_of(options))
+        engine = Engine(sinks, skipped, choices)
         is_named = options.format != "pt" and len(sinks) < len(parts)
         if is_named:
             say("an earlier run was killed while its outputs got their names; the others get theirs now")
@@ -203,11 +204,27 @@ def name_skipped(out: Path, shard: tuple[int, int] | None) -> Path:
     return skipped_path(out.with_name(f"{out.stem}{word}{out.suffix}"))
 
 
-def choices_of(options: argparse.Namespace) -> Choices:
-    """Return what the user chose of the run itself."""
+def choices_of(options: argparse.Namespace, most: int | None) -> Choices:
+    """Return what the user chose of the run itself, for a model that takes so many residues at most.
+
+    Raises:
+        ValueError: the windows are longer than that.
+    """
     number, count = options.shard or (1, 1)
     longest = options.window if options.long == "error" else 0
-    return Choices(id_kind=options.id, strict=options.strict, longest=longest, shard=(number - 1, count))
+    if options.long == "window" and most is not None:
+        if options.window > most:
+            raise ValueError(
+                f"--window {options.window}: this model takes at most {most} residues; give so many"
+            )
+        most = None
+    return Choices(
+        id_kind=options.id,
+        strict=options.strict,
+        longest=longest,
+        most=most or 0,
+        shard=(number - 1, count),
+    )
 
 
 def choose_compute(trained: TrainedModel, devices: Sequence[torch.device], recipe: Recipe) -> Compute:

@@ -299,3 +299,28 @@ def _parse(data: dict[str, Any]) -> Manifest:
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
     """Return `cls` from the keys of `data` that are its fields; a missing one without a default is a `TypeError`."""
     return cls(**{each.name: data[each.name] for each in dataclasses.fields(cls) if each.name in data})  # type: ignore[arg-type]
+
+
+def check_lengths(
+    manifest: Manifest, place: str | Path, *, window: int, across: bool, most: int | None
+) -> None:
+    """Refuse a dataset with proteins that a model cannot take.
+
+    Args:
+        manifest: of the dataset.
+        place: the dataset's folder, for messages.
+        window: tokens that the model sees at once.
+        across: whether proteins of a window see each other, so that a window is one document.
+        most: tokens of a document that the model takes; `None`: any number.
+
+    Raises:
+        ValueError: there may be a longer one.
+    """
+    bounds = [int(low) for stats in manifest.splits.values() for low in stats.length_histogram]
+    above = [edge for edge in LENGTH_BINS if edge > max(bounds, default=0)]
+    tokens = window if across or not above else min(window, above[0] - 1 + 2)
+    if most is not None and tokens > most:
+        raise ValueError(
+            f"{place}: its windows of {window:,} tokens may hold a document of {tokens:,}; this model takes {most:,} at most; "
+            f"give it model.linformer_length (or model.max_positions) of {tokens} or more, or prepare shorter windows"
+        )

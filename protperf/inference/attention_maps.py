@@ -68,7 +68,7 @@ def watch_layers(
     """
     seen = 0
 
-    def count(q: Tensor, k: Tensor, _: Tensor | None, gate: Tensor | None) -> None:
+    def count(q: Tensor, k: Tensor, _: Tensor, __: Tensor | None, gate: Tensor | None) -> None:
         nonlocal seen
         look(seen, q, k, gate)
         seen += 1

@@ -111,6 +111,10 @@ def generate(
     for name, value in (("num", num), ("min_length", min_length), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} is {value}; allowed: 1 or more")
+    if model.max_residues is not None and max_length > model.max_residues:
+        raise ValueError(
+            f"max_length is {max_length}; allowed: at most {model.max_residues}, which this model takes"
+        )
     if max_length < min_length:
         raise ValueError(f"max_length is {max_length}; allowed: min_length, {min_length}, or more")
     growing = _Growing(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from protperf.checkpoint import TrainedModel
+    from protperf.model import ProteinModel
 
 LEAST_STRUCTURES = 2
 """One to fit to and one to predict."""
@@ -93,13 +94,20 @@ def run(options: argparse.Namespace) -> int:
     for folder in filter(Path.is_dir, options.structures):
         say_passed_over(folder)
     structures, left_out = read_structures(paths)
-    if head is None and len(structures) < LEAST_STRUCTURES:
-        raise ValueError(
-            f"{len(structures)} structure to use; a head is judged on structures that it was not fitted to: give "
-            f"{LEAST_STRUCTURES} or more, or --head"
-        )
     device = choose_device(options.device, precision=options.precision)
     trained = load_model(options.checkpoint)
+    too_long = [each for each in structures if not takes(trained.model, each)]
+    for each in too_long:
+        _say(f"{each.name}: left out, its {len(each.residues):,} residues are more than this model takes")
+    structures, left_out = (
+        [each for each in structures if takes(trained.model, each)],
+        left_out + len(too_long),
+    )
+    if not structures or (head is None and len(structures) < LEAST_STRUCTURES):
+        raise ValueError(
+            f"{len(structures)} structure{'s' * (len(structures) != 1)} to use; a head is judged on structures that it was not fitted to: give "
+            f"{LEAST_STRUCTURES} or more, or --head"
+        )
     trained.model.to(device)
     digest = hash_file(trained.path)[0]
     if head is not None:
@@ -129,6 +137,11 @@ def run(options: argparse.Namespace) -> int:
     for path in outputs:
         print(path)
     return SOME_LEFT_OUT if left_out else 0
+
+
+def takes(model: ProteinModel, structure: ChainStructure) -> bool:
+    """Return whether a chain is no longer than a model takes."""
+    return model.max_residues is None or len(structure.residues) <= model.max_residues
 
 
 def say_passed_over(folder: Path) -> None:

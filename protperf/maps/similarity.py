@@ -13,8 +13,8 @@ import numpy as np
 from protperf.arguments import check_outputs, policy_of
 from protperf.figures import save_figure
 from protperf.formats.commit import commit_bytes
-from protperf.formats.fasta import SequenceReader
-from protperf.formats.skipped import SOME_LEFT_OUT
+from protperf.formats.fasta import Record, SequenceReader
+from protperf.formats.skipped import SOME_LEFT_OUT, leave_out
 from protperf.formats.streams import check_inputs
 from protperf.maps.drawing import NOT_SEEN, as_text, new_panels
 from protperf.vocab import STANDARD_RESIDUES
@@ -23,10 +23,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from protperf.model import ProteinModel
+
 DRAWN_ORDER = "CSTPAGNDEQHRKMILVFYW"
 """Alike beside alike, as BLOSUM62 is often printed: squares along the diagonal are groups."""
 
 RELABELLINGS = 1000
+
+
+def is_taken(model: ProteinModel, record: Record, reader: SequenceReader) -> bool:
+    """Return whether the model takes a record; one that is too long for it is left out of the reader's count."""
+    if model.max_residues is None or len(record.tokens) <= model.max_residues:
+        return True
+    reader.reject(leave_out(record, "too_long_for_model"), len(record.tokens))
+    return False
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     trained = load_model(options.checkpoint)
     trained.model.to(device)
     reader = SequenceReader(options.inputs, policy_of(options, mask_token=True))
-    proteins = [record.tokens for record in islice(reader, options.max_proteins)]
+    fitting = (record.tokens for record in reader if is_taken(trained.model, record, reader))
+    proteins = list(islice(fitting, options.max_proteins))
     left_out, residues = reader.skipped.total(), sum(map(len, proteins))
     reader.taken(len(proteins), residues)
     if not proteins:

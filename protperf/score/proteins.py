@@ -6,7 +6,7 @@ import argparse
 import csv
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 MANY_TOKENS = 10_000_000
 """A protein that takes more is announced: some minutes of one CPU core with a small model."""
+
+REMEDIES = {
+    "out_of_memory": "does not fit into memory even alone; score it where there is more, or with --device cpu",
+    "too_long_for_model": "is longer than this model takes; score it with another model",
+}
+"""Why a record that was read well is left out, and what to do about it."""
 
 COLUMNS = ("id", "num_residues", "method", "log_likelihood", "mean_log_likelihood", "perplexity")
 
@@ -53,13 +59,17 @@ def score_records(model: ProteinModel, options: argparse.Namespace) -> Outcome:
         table = csv.writer(out, delimiter=SEPARATORS[suffix_of(options.out)], lineterminator="\n")
         table.writerow(COLUMNS)
         scored, too_large = 0, []
-        for record, score in _score_each(model, reader, method, options):
+
+        def refuse(record: Record, reason: str) -> None:
+            too_large.append(leave_out(record, reason))
+            if skipped:
+                skipped.add(too_large[-1])
+            if options.strict:
+                raise ValueError(f"{_explain(too_large[-1])} (stopped by --strict)")
+
+        for record, score in _score_each(model, _fitting(model, reader, refuse), method, options):
             if score is None:
-                too_large.append(leave_out(record, "out_of_memory"))
-                if skipped:
-                    skipped.add(too_large[-1])
-                if options.strict:
-                    raise ValueError(f"{_explain(too_large[-1])} (stopped by --strict)")
+                refuse(record, "out_of_memory")
                 continue
             numbers = (score.log_likelihood, score.mean_log_likelihood, score.perplexity)
             table.writerow(
@@ -105,6 +115,17 @@ def _score_each(
             yield held.popleft(), score
 
 
+def _fitting(
+    model: ProteinModel, records: Iterable[Record], refuse: Callable[[Record, str], None]
+) -> Iterator[Record]:
+    """Yield the records that are no longer than the model takes; the others are refused as they come."""
+    for record in records:
+        if model.max_residues is not None and len(record.tokens) > model.max_residues:
+            refuse(record, "too_long_for_model")
+        else:
+            yield record
+
+
 def _announce(record: Record, method: str, num_tokens: int) -> str:
     """Return one line on a protein that takes long, and on what takes less."""
     from protperf.inference.scoring import tokens_of
@@ -116,8 +137,5 @@ def _announce(record: Record, method: str, num_tokens: int) -> str:
 
 
 def _explain(skipped: Skipped) -> str:
-    """Return one line on a record that did not fit into memory."""
-    return (
-        f"{skipped.place}: record {quoted(skipped.id)} ({skipped.found}) does not fit into memory even alone; "
-        "score it where there is more, or with --device cpu"
-    )
+    """Return one line on a record that the model does not take, or that does not fit into memory."""
+    return f"{skipped.place}: record {quoted(skipped.id)} ({skipped.found}) {REMEDIES[skipped.reason]}"

@@ -128,6 +128,11 @@ def score_variants(model: ProteinModel, variants: Variants, options: argparse.Na
     from protperf.inference.mutations import effect_tokens, mutation_effects
 
     methods = choose_methods(model, options.method)
+    if model.max_residues is not None and len(variants.wild_type) > model.max_residues:
+        raise ValueError(
+            f"{variants.table.place}: the wild type has {len(variants.wild_type):,} residues; this model takes at most "
+            f"{model.max_residues:,}; score it with another model"
+        )
     variants.table.check_new(PREFIX + method for method in methods)
     read = [mutant for mutant in variants.mutants if mutant is not None]
     has_mutant = np.array([mutant is not None for mutant in variants.mutants])

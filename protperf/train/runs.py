@@ -32,6 +32,7 @@ from protperf.config import to_dict
 from protperf.data import WindowData
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
+from protperf.formats.manifest import check_lengths
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
 from protperf.loggers import CheckpointSender, build_loggers
 from protperf.model import ProteinModel
@@ -48,9 +49,14 @@ _ATTENTION_KEYS = (
     "projection_norms",
     "projection_seed",
     "features",
+    "rfa_gate",
+    "linformer_rank",
+    "linformer_length",
+    "lsh_rounds",
+    "lsh_buckets",
     "softmax_layers",
 )
-"""Keys of the model that decide what features its attention has."""
+"""Keys of the model that decide what its attention has of its own."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ def build_run(settings: Settings, stop: StopRequest | None = None) -> Run:
     _check_batch(settings)
     pl.seed_everything(seed, verbose=False)
     data = WindowData(settings.data, settings.objective, seed=seed)
+    _check_lengths(settings, data)
     begun_with = load_model(settings.init_from) if settings.init_from else None
     description = describe(
         settings.model,
@@ -127,6 +134,19 @@ def _origin(settings: Settings, data: WindowData) -> dict[str, Any]:
     paths = (settings.data.path, *settings.data.more_paths)
     digests = [shards.manifest.digest for shards in data.train_shards.sets]
     return {**values, "dataset_digests": dict(zip(paths, digests, strict=True))}
+
+
+def _check_lengths(settings: Settings, data: WindowData) -> None:
+    """Raise if a dataset may hold proteins that the model does not take."""
+    paths = (settings.data.path, *settings.data.more_paths)
+    for path, shards in zip(paths, data.train_shards.sets, strict=True):
+        check_lengths(
+            shards.manifest,
+            path,
+            window=data.window,
+            across=settings.data.attend_across_documents,
+            most=settings.model.max_length,
+        )
 
 
 def _check_batch(settings: Settings) -> None:
