@@ -236,10 +236,11 @@ def test_long_trains_the_deepest_transformer_that_fits(inputs: list[str], tmp_pa
     assert measured["Transformer, weights kept"] > measured["Transformer, 1"] + 2 * 256**2 * 4
 
 
-def test_attention_as_written_is_exact_attention():
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_as_written_is_exact_attention(causal: bool):
     q, k, v = torch.randn(3, 1, 2, 65, 8, generator=torch.Generator().manual_seed(0))
-    expected = attend(q, k, v, kind="softmax", causal=False)
-    torch.testing.assert_close(long.attend_as_written(q, k, v), expected)
+    expected = attend(q, k, v, kind="softmax", causal=causal)
+    torch.testing.assert_close(long.attend_as_written(q, k, v, causal=causal), expected)
 
 
 def test_moved_weights_begin_as_they_were_and_learn(inputs: list[str], tmp_path: Path):

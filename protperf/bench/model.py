@@ -72,13 +72,15 @@ class Result:
 class Trainee:
     """A model in training on one question, with a learning rate of 0: every step is the same."""
 
-    def __init__(self, config: ModelConfig, question: Question, *, precision: str) -> None:
+    def __init__(
+        self, config: ModelConfig, question: Question, *, precision: str, causal: bool = False
+    ) -> None:
         self.question = question
         self.device = question.batch.inputs.device
         self.mixed = precision != "32-true"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.model = ProteinModel(config, causal=False).to(self.device)
+            self.model = ProteinModel(config, causal=causal).to(self.device)
         self.optimizer = build_optimizer(self.model, OptimConfig(learning_rate=0.0))
 
     def step(self) -> None:

@@ -91,6 +91,7 @@ def _add_long(experiments: Experiments) -> Parser:
     _add_data(parser)
     _add_window(parser, 8192)
     _add_model(parser, layers=6, model_dim=64, features=64)
+    parser.add_argument("--objective", choices=("masked", "causal"), default="causal", help="(%(default)s)")
     parser.add_argument(
         "--depths",
         type=positive,

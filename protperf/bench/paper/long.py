@@ -10,6 +10,7 @@ import argparse
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +64,10 @@ def run(options: argparse.Namespace) -> Report:
     """Measure memory, choose the Transformers, train, and lay the numbers out."""
     dataset = prepare_dataset(options, window=options.window)
     folder = options.work / "long"
-    claim(folder, settings_of(options, dataset, **{"--seconds": options.seconds}))
+    claim(
+        folder,
+        settings_of(options, dataset, **{"--seconds": options.seconds, "--objective": options.objective}),
+    )
     shapes = shapes_of(options)
     measures = {
         name: call_job(
@@ -72,6 +76,7 @@ def run(options: argparse.Namespace) -> Report:
             measure_step,
             model=shape,
             length=options.window,
+            causal=options.objective == "causal",
             written=name == WRITTEN,
         )
         for name, shape in shapes.items()
@@ -85,7 +90,7 @@ def run(options: argparse.Namespace) -> Report:
             **{**vars(options), "steps": steps, "warmup": steps // 10, "validate_every": max(1, steps // 8)}
         )
         overrides = {f"model.{key}": value for key, value in shapes[name].items()}
-        overrides["data.attend_across_documents"] = True
+        overrides |= {"objective": options.objective, "data.attend_across_documents": True}
         jobs[name] = training_job(f"{place_of(name)}-{steps}-steps", folder, dataset, own, overrides)
         measured[name]["steps"] = steps
     results = run_all(list(jobs.values()), folder, at_once=options.jobs)
@@ -96,7 +101,8 @@ def run(options: argparse.Namespace) -> Report:
         "setting": f"Performer: {line}; {options.seconds:g} s of one thread for each",
         "measured": measured,
         "runs": {name: results[job.name] for name, job in jobs.items()},
-        "floors": floors_on(dataset, objective="masked", seed=0, splits=tuple(TESTED)),
+        "objective": options.objective,
+        "floors": floors_on(dataset, objective=options.objective, seed=0, splits=tuple(TESTED)),
     }
     return lay_out(numbers)
 
@@ -131,12 +137,13 @@ def chosen(measured: Mapping[str, Result]) -> list[str]:
     return [PERFORMER, *fitting[-1:], SMALL]
 
 
-def measure_step(*, model: dict[str, Any], length: int, written: bool) -> Result:
+def measure_step(*, model: dict[str, Any], length: int, causal: bool, written: bool) -> Result:
     """Return the memory and the time of a training step on one window of one document.
 
     Args:
         model: its configuration.
         length: tokens.
+        causal: whether a token sees only what stands before it.
         written: whether exact attention is computed as it is written.
 
     Returns:
@@ -144,13 +151,13 @@ def measure_step(*, model: dict[str, Any], length: int, written: bool) -> Result
         `parameters`, `layers`.
     """
     question = draw_question(batch=1, length=length, packed=0, seed=0, device=torch.device("cpu"))
-    trainee = Trainee(ModelConfig(**model), question, precision="32-true")
+    trainee = Trainee(ModelConfig(**model), question, precision="32-true", causal=causal)
 
     def step() -> None:
         if not written:
             trainee.step()
             return
-        with attention_replaced(attend_as_written):
+        with attention_replaced(partial(attend_as_written, causal=causal)):
             trainee.step()
 
     seconds = []
@@ -168,22 +175,26 @@ def measure_step(*, model: dict[str, Any], length: int, written: bool) -> Result
     }
 
 
-def attend_as_written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend_as_written(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """Return softmax(q k^T / sqrt(K)) v, `(B, H, L, K)`; autograd keeps the weights, `(B, H, L, L)`."""
-    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        length = q.shape[-2]
+        logits = logits.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+    return logits.softmax(-1) @ v
 
 
 def lay_out(numbers: dict[str, Any]) -> Report:
     """Turn results into a table, plain numbers and a figure."""
     diverged = [f"NaN: {name}: {run['diverged']}" for name, run in numbers["runs"].items() if run["diverged"]]
-    table = format_table("masked", COLUMNS, table_rows(numbers))
+    table = format_table(numbers["objective"], COLUMNS, table_rows(numbers))
     blocks = [measure.headline(numbers["machine"]), numbers["setting"], table, *diverged, LEGEND]
     return Report(blocks, numbers, {"long": draw(numbers)})
 
 
 def rows(numbers: dict[str, Any]) -> str:
     """Return the table of docs/paper.md."""
-    return markdown_table("masked", COLUMNS, table_rows(numbers))
+    return markdown_table(numbers["objective"], COLUMNS, table_rows(numbers))
 
 
 def table_rows(numbers: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
