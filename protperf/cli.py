@@ -25,7 +25,7 @@ COMMANDS = {
     ),
     "bench": (
         "protperf.bench",
-        "time, memory and error of attention; training; reading; scaling; embedding",
+        "time, memory and error of attention; training; reading; embedding; the paper's experiments",
     ),
     "plot": ("protperf.plot", "training curves; a map of embeddings"),
 }
