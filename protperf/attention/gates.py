@@ -20,7 +20,6 @@ from torch.nn.functional import logsigmoid, pad
 
 from protperf.attention.state import NO_DOCUMENT
 
-
 _DOUBLINGS = (13, 17, 21, 25, 29, 33)
 """Numbers of doublings to choose from: lengths up to 8,192 share one, and none makes more than 16 times what it needs."""
 
