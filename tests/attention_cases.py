@@ -5,8 +5,6 @@ Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `M` fe
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 from torch import Tensor
@@ -133,11 +131,13 @@ class Choice:
         if self.hashing is not None:
             wide = torch.promote_types(q.dtype, torch.float32)  # a sum has more digits than its parts
             q = k = q.to(wide) + k.to(wide)
-            self.projection = gaussian_projection(self.hashing.num_rows, q.shape[-1])
+            if projection is None or len(projection) < self.hashing.num_rows:
+                projection = gaussian_projection(self.hashing.num_rows, q.shape[-1])
+            self.projection = projection[: self.hashing.num_rows]
         self.q, self.k = q, k
         self.pair_square = torch.linspace(0.5, 4.0, q.shape[1]) if self.kind == "oprf" else None
         self.pooling = (
-            pooling().to(torch.promote_types(q.dtype, torch.float32)) if self.kind == "linformer" else None
+            POOLING.to(torch.promote_types(q.dtype, torch.float32)) if self.kind == "linformer" else None
         )
 
     @property
@@ -159,12 +159,6 @@ def gates_of(k: Tensor) -> Tensor:
     real = k.isfinite().all(-1)
     gate = 2 + 3 * torch.tanh(2 * k.masked_fill(~real.unsqueeze(-1), 0.0).mean(-1))
     return torch.where(real, gate, torch.nan)
-
-
-@cache
-def pooling(rank: int = 16, length: int = 8192) -> Tensor:
-    """Return E and F `(2, P, N)`; a mixture of 400 tokens is about as long as one of them."""
-    return normal(2, rank, length, seed=98, scale=0.05)
 
 
 def assert_same_bits(kind: str, found: Tensor, expected: Tensor) -> None:
@@ -285,6 +279,10 @@ def causal_denominators(q: Tensor, k: Tensor, projection: Tensor) -> Tensor:
 def _favor(x: Tensor, projection: Tensor) -> Tensor:
     scaled = x / x.shape[-1] ** 0.25
     return scaled @ projection.mT - scaled.square().sum(-1, keepdim=True) / 2
+
+
+POOLING = normal(2, 16, 8192, seed=98, scale=0.05)
+"""E and F `(2, P, N)` of `linformer`: a mixture of 400 tokens is about as long as one of them."""
 
 
 def documents_of(*lengths: int) -> Tensor:
