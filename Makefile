@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
 JOBS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
