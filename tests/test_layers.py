@@ -133,7 +133,7 @@ def test_norms_are_told_to_layers_of_oprf_beside_exact_ones():
     model.set_pair_squares(torch.tensor([[1.0] * 4, [2.0, 3.0, 4.0, 5.0]]))
     exact, estimated = (block.attention.pair_square for block in model.blocks)
     assert exact is None
-    assert estimated.tolist() == [2.0, 3.0, 4.0, 5.0]  # type: ignore[union-attr, operator]
+    assert estimated.tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
 def test_learned_features_begin_as_the_drawn_ones_and_are_never_redrawn():
