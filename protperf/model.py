@@ -237,9 +237,11 @@ class ProteinModel(nn.Module):
         self.load_state_dict(weights)
 
     def set_pair_squares(self, pair_squares: Tensor) -> None:
-        """Tell `oprf` what norms to expect, `(layers, H)`; like a redraw, between optimizer steps."""
+        """Tell the layers of `oprf` what norms to expect, `(layers, H)`; like a redraw, between optimizer steps."""
         for block, value in zip(self.blocks, pair_squares, strict=True):
-            block.attention.pair_square.copy_(value)  # type: ignore[union-attr, operator]
+            own: Tensor | None = block.attention.pair_square  # type: ignore[union-attr, assignment]
+            if own is not None:  # a layer may keep exact attention
+                own.copy_(value)
 
     def _enter(
         self, tokens: Tensor, places: Tensor, documents: Tensor | None = None
@@ -249,9 +251,8 @@ class ProteinModel(nn.Module):
         if self.config.token_dropout:
             masked = tokens == VOCABULARY.mask
             share = share_in_documents(masked, documents)
-            scale = torch.where(
-                share < 1, (1 - EXPECTED_MASKED) / (1 - share), 0.0
-            )  # a rest of a protein may be all masked
+            # a rest of a protein may be all masked
+            scale = torch.where(share < 1, (1 - EXPECTED_MASKED) / (1 - share), 0.0)
             x = x.masked_fill(masked.unsqueeze(-1), 0.0) * scale.to(x.dtype).unsqueeze(-1)
         if self.position_embedding is not None:
             self._check_places(places)

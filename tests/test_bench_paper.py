@@ -294,6 +294,27 @@ def test_a_job_that_fails_ends_the_command_with_its_last_line(tmp_path: Path):
     assert "\n" not in str(caught.value)
 
 
+def test_options_that_were_refused_do_not_bind_those_that_mend_them(inputs: list[str], tmp_path: Path):
+    size = ["--work", str(tmp_path / "work"), "--window", str(WINDOW), "--valid", "0.15", *SMALL]
+    for share in ("1e-9", "1e-8"):
+        with pytest.raises(ValueError, match=f"--ood {share[:2]}.*holds out no cluster"):
+            main(["paper", "curves", *inputs, *size, "--ood", share])
+
+
+def test_settings_bind_what_was_done(tmp_path: Path):
+    claim(tmp_path / "work", {"--steps": 4})
+    claim(tmp_path / "work", {"--steps": 5})
+    (tmp_path / "work" / "job.log").touch()
+    claim(tmp_path / "work", {"--steps": 5})
+    with pytest.raises(ValueError, match=r"was begun with --steps 5 \(now 4\)"):
+        claim(tmp_path / "work", {"--steps": 4})
+
+
+def test_similarity_of_another_window_is_refused(trained: tuple[Path, dict], tmp_path: Path):
+    with pytest.raises(ValueError, match=r"data-128/dataset: no dataset; give the --window"):
+        run("similarity", tmp_path, "--work", str(trained[0] / "work"), "--window", "128")
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path: Path):
     (tmp_path / "precious").write_text("data")
     with pytest.raises(ValueError, match="holds something else"):

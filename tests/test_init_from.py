@@ -61,6 +61,7 @@ def test_a_run_that_goes_on_takes_its_own_checkpoint(teacher: Path, tmp_path: Pa
     [
         ("model=tiny", "model=tiny besides init_from=.* which says what the model is; leave model=tiny out"),
         ("model.num_layers=3", r"blocks\.2\.attention.* is not in the file"),
+        ("model.attention=reformer", r"has attention 'softmax', this run 'reformer'; .* choose another"),
         ("model.feedforward_dim=20", r"feedforward\.into\.bias is \(.*\), this model has \(20,\)"),
     ],
 )

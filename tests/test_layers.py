@@ -128,6 +128,14 @@ def test_some_layers_may_keep_exact_attention():
     assert torch.equal(exact(tokens), mixed(tokens))
 
 
+def test_norms_are_told_to_layers_of_oprf_beside_exact_ones():
+    model = make_model(attention="oprf", softmax_layers=(0,))
+    model.set_pair_squares(torch.tensor([[1.0] * 4, [2.0, 3.0, 4.0, 5.0]]))
+    exact, estimated = (block.attention.pair_square for block in model.blocks)
+    assert exact is None
+    assert estimated.tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
 def test_learned_features_begin_as_the_drawn_ones_and_are_never_redrawn():
     tokens = random_tokens(2, 70)
     drawn, learned = make_model(attention="favor"), make_model(attention="favor", features="learned")

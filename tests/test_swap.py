@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from wide_models import save_checkpoint, wide_model
 
+from protperf.attention.features import FEATURE_MAPS, UNPROJECTED
 from protperf.batches import documents_of
 from protperf.checkpoint import load_model
 from protperf.config import ObjectiveConfig
-from protperf.convert import main
+from protperf.convert import main, swap_options
 from protperf.convert.proteins import (
     ask_pieces,
     count_shared,
@@ -28,6 +29,7 @@ from protperf.convert.proteins import (
     practice,
 )
 from protperf.convert.swap import measure_pair_squares, swap_attention
+from protperf.convert.swap_options import SWAPS
 from protperf.convert.swap_report import verdict
 from protperf.convert.transfer import transfer_attention, transfer_losses
 from protperf.convert.tuning import add_lora, tune
@@ -436,6 +438,11 @@ def test_an_exam_is_the_same_whatever_the_budget():
         for budget in (10, 1000)
     ]
     assert asked[0] == asked[1]
+
+
+def test_swaps_are_feature_maps_and_those_without_projection_are_known():
+    assert set(SWAPS) <= set(FEATURE_MAPS)
+    assert set(swap_options.UNPROJECTED) == UNPROJECTED
 
 
 def test_verdicts_name_the_share_of_the_error_of_averaging():

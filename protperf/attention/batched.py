@@ -117,9 +117,7 @@ def state_after(
     sums = state.sums * _decay(before, peak, goes_on).to(phi.dtype).unsqueeze(-1)
     # one token changes the whole state: what counts is how often it passes through memory
     sums = sums.addcmul_(phi.mT, values) if v.shape[2] == 1 else sums + phi.mT @ values
-    if (
-        gates is not None
-    ):  # all scales as the last token sees them; the factor is 1 and hands on their gradient
+    if gates is not None:  # all scales as the last token sees them; the factor is 1, for their gradient alone
         passed = gates.passed.unsqueeze(-1)
         peak = (peak + passed.detach()).to(phi.dtype)
         sums = sums * torch.exp(passed - passed.detach()).to(phi.dtype).unsqueeze(-1)

@@ -70,7 +70,7 @@ def reformer_attention(
 ) -> Tensor:
     """Return attention within buckets, `(B, H, L, K)` in the type of `v`, zero at padding.
 
-    Everything is float32 at least. Work and memory are linear in the length; nothing of the size of W a token is kept
+    Everything is float32 at least. Memory is linear in the length, work too but for the sorting; nothing of the size of W a token is kept
     for the backward pass. Nothing here looks at a number to decide what to do next.
 
     Args:
@@ -280,9 +280,8 @@ def _cut(x: Tensor, chunk: int, *, value: float = 0) -> Tensor:
 
 def _beside(x: Tensor, sides: tuple[int, ...], *, value: float = 0) -> Tensor:
     """Put beside each chunk of `x (B, H, N, C, .)` those so many before it, `(B, H, N, len(sides) C, .)`."""
-    moved = [
-        pad(x, (0, 0, 0, 0, side, -side), value=value) if side else x for side in sides
-    ]  # a negative width cuts off
+    # a negative width cuts off
+    moved = [pad(x, (0, 0, 0, 0, side, -side), value=value) if side else x for side in sides]
     return torch.cat(moved, dim=3)
 
 

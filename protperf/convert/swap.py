@@ -78,6 +78,4 @@ def measure_pair_squares(
             else QueryKeySums(*(one + two for one, two in zip(sums, found, strict=True)))
         )
     assert sums is not None, "nothing to measure on"
-    for block, value in zip(model.blocks, sums.pair_squares(), strict=True):
-        if block.attention.pair_square is not None:  # type: ignore[union-attr]
-            block.attention.pair_square.copy_(value)  # type: ignore[union-attr, operator]
+    model.set_pair_squares(sums.pair_squares())

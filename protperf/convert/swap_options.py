@@ -11,7 +11,7 @@ SWAPS = ("favor", "favor_hyperbolic", "oprf", "relu", "relu_unprojected", "elu")
 """What exact attention may be swapped for: feature maps of queries and keys as they are, in both directions."""
 
 UNPROJECTED = ("relu_unprojected", "elu")
-"""Those of them that have no projection to draw or to learn."""
+"""Those of them that have no projection: those of `protperf.attention`, which imports torch, and `--help` shall not."""
 
 METHODS = ("full", "lora")
 """What tuning moves: all weights, or thin matrices beside them."""

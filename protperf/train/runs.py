@@ -122,6 +122,15 @@ def _begin_with(trained: TrainedModel, model: ProteinModel) -> None:
     Raises:
         ValueError: they do not fit; the message says which.
     """
+    mine, theirs = (
+        [each.config.attention_of(layer) == "reformer" for layer in range(each.config.num_layers)]
+        for each in (model, trained.model)
+    )
+    if len(mine) == len(theirs) and mine != theirs:
+        raise ValueError(
+            f"{trained.path}: has attention {trained.model.config.attention!r}, this run {model.config.attention!r}; queries of "
+            "'reformer' are its keys, so that neither can begin with the weights of the other: choose another model.attention"
+        )
     same = all(getattr(model.config, key) == getattr(trained.model.config, key) for key in _ATTENTION_KEYS)
     weights = trained.model.state_dict()
     model.load_weights(weights, place=str(trained.path), projections="load" if same else "draw")

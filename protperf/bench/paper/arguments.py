@@ -52,9 +52,8 @@ def add_paper(commands: Experiments, *, add_outputs: AddOutputs) -> None:
 def check_paper(parser: Parser, options: argparse.Namespace) -> None:
     """Refuse what does not go together, and fill in what follows from other options."""
     if hasattr(options, "model_dim"):
-        least = options.heads * (
-            4 if options.experiment == "long" else 2
-        )  # heads of an even width, half as wide too
+        # heads of an even width, in `long` half as wide too
+        least = options.heads * (4 if options.experiment == "long" else 2)
         if options.model_dim % least:
             parser.error(
                 f"--model-dim {options.model_dim}: must be a multiple of {least} with --heads {options.heads}"
@@ -74,7 +73,9 @@ def _add_curves(experiments: Experiments) -> Parser:
     _add_data(parser)
     _add_window(parser, 512)
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="0 ... N - 1 (%(default)s)")
-    parser.add_argument("--systems", nargs="+", metavar="NAME", help="of those compared (all)")
+    parser.add_argument(
+        "--systems", nargs="+", metavar="NAME", help="such as Transformer or Performer-ReLU (all)"
+    )
     _add_objectives(parser, "masked causal")
     _add_model(parser)
     _add_training(parser, steps=360)
@@ -141,7 +142,12 @@ def _add_error(experiments: Experiments) -> Parser:
         description="`protperf bench error` at the paper's sizes: positive and trigonometric features, rows independent or orthogonal.",
     )
     parser.add_argument(
-        "--features", type=even, nargs="+", default=(16, 32, 64, 128, 256), metavar="F", help="(16 ... 256)"
+        "--features",
+        type=even,
+        nargs="+",
+        default=(16, 32, 64, 128, 256),
+        metavar="F",
+        help="random features (16 ... 256)",
     )
     parser.add_argument(
         "--sigmas",
@@ -149,7 +155,7 @@ def _add_error(experiments: Experiments) -> Parser:
         nargs="+",
         default=(0.25, 0.5, 1.0),
         metavar="S",
-        help="q and k are S N(0, 1) (%(default)s)",
+        help="q and k are S N(0, 1) (0.25 0.5 1)",
     )
     parser.add_argument("--length", type=positive, default=4096, metavar="L", help="tokens (%(default)s)")
     parser.add_argument("--head-dim", type=even, default=16, metavar="K", help="(%(default)s)")
@@ -255,8 +261,10 @@ def _add_objectives(parser: Parser, shown: str, *, default: list[str] | None = N
 
 
 def _add_model(parser: Parser, *, layers: int = 2, model_dim: int = 128, features: int = 128) -> None:
-    parser.add_argument("--layers", type=positive, default=layers, metavar="N", help="(%(default)s)")
-    parser.add_argument("--heads", type=positive, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--layers", type=positive, default=layers, metavar="N", help="of a model (%(default)s)"
+    )
+    parser.add_argument("--heads", type=positive, default=4, metavar="N", help="of a layer (%(default)s)")
     parser.add_argument("--model-dim", type=positive, default=model_dim, metavar="D", help="(%(default)s)")
     parser.add_argument("--feedforward-dim", type=positive, default=256, metavar="N", help="(%(default)s)")
     parser.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 
+from protperf import attention
 from protperf.bench.paper.settings import model_shape
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
@@ -25,7 +26,7 @@ ATTENTIONS = {
 REFORMER = {"lsh_rounds": 2, "lsh_buckets": 16, "lsh_window": 32}
 """In windows of 512 tokens a bucket has 32 of them at most, about, so that this sees all of it; more rounds cost in proportion."""
 
-BIDIRECTIONAL = ("Linformer",)
+BIDIRECTIONAL = tuple(name for name, kind in ATTENTIONS.items() if kind in attention.BIDIRECTIONAL)
 """Those without a causal form."""
 
 

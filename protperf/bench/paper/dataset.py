@@ -90,4 +90,6 @@ def _read_clusters(table: Path) -> Iterator[tuple[str, str]]:
 
 
 def _digest(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; give FASTA, then the table of clusters")
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -71,7 +71,7 @@ def _returned(out: Path, failure: str) -> Result:
 
 
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Begin an experiment in a folder, or go on with one that was begun under the same settings.
+    """Begin an experiment in a folder, or go on with one of which something was done under the same settings.
 
     Args:
         folder: of the experiment; made if need be.
@@ -82,9 +82,15 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     """
     path = folder / SETTINGS_NAME
     asked = json.loads(json.dumps(plain(dict(settings))))
+    there = {each.name for each in folder.iterdir()} if folder.exists() else set()
+    if there <= {
+        SETTINGS_NAME,
+        _LOCK_NAME,
+    }:  # options that were refused once must not bind those that mend them
+        path.unlink(missing_ok=True)
+    elif SETTINGS_NAME not in there:
+        raise ValueError(f"{folder}: holds something else, without {SETTINGS_NAME}; give another --work")
     if not path.exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder}: holds something else, without {SETTINGS_NAME}; give another --work")
         folder.mkdir(parents=True, exist_ok=True)
         commit_bytes(path, (json.dumps(asked, indent=1) + "\n").encode())
         return

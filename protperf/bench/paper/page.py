@@ -23,6 +23,8 @@ def run(options: argparse.Namespace) -> Report:
     Raises:
         ValueError: a file that no experiment wrote, or a page without a place for it.
     """
+    if not options.page.is_file():
+        raise ValueError(f"{options.page}: no such file; give a page with places for tables")
     page = options.page.read_text()
     filled = []
     for path in options.results:

@@ -18,6 +18,7 @@ from protperf.bench.paper.page import markdown_table
 from protperf.bench.report import Report, format_table
 from protperf.checkpoint import load_model
 from protperf.figures import COLOURS, new_figure
+from protperf.formats.manifest import MANIFEST_NAME
 from protperf.formats.shards import ShardSet
 from protperf.inference.similarity import (
     agreement,
@@ -60,6 +61,10 @@ def run(options: argparse.Namespace) -> Report:
             "`protperf bench paper curves --work` of the same folder trains them"
         )
     dataset = options.work / f"data-{options.window}" / "dataset"
+    if not (dataset / MANIFEST_NAME).exists():
+        raise ValueError(
+            f"{dataset}: no dataset; give the --window with which `protperf bench paper curves` made it"
+        )
     folder = options.work / "similarity"
     claim(folder, {"proteins": options.proteins, "window": options.window})
     jobs = {
