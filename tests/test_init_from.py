@@ -60,9 +60,13 @@ def test_a_run_that_goes_on_takes_its_own_checkpoint(teacher: Path, tmp_path: Pa
     ("override", "message"),
     [
         ("model=tiny", "model=tiny besides init_from=.* which says what the model is; leave model=tiny out"),
-        ("model.num_layers=3", r"blocks\.2\.attention.* is not in the file"),
+        (
+            "model.num_layers=3",
+            r"its weights were made with model\.num_layers=2, this run has 3; leave the key out",
+        ),
+        ("model.num_heads=4", r"model\.num_heads=2, this run has 4"),  # which would fit, and answer otherwise
         ("model.attention=reformer", r"has attention 'softmax', this run 'reformer'; .* choose another"),
-        ("model.feedforward_dim=20", r"feedforward\.into\.bias is \(.*\), this model has \(20,\)"),
+        ("model.norm=pre", r"model\.norm=post, this run has pre"),
     ],
 )
 def test_what_does_not_fit_is_named(teacher: Path, tmp_path: Path, override: str, message: str):

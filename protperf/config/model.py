@@ -20,6 +20,8 @@ _ATTENTIONS = (
     "reformer",
 )
 
+_WITHOUT_FEATURES = ("softmax", "relu_unprojected", "elu", "linformer", "reformer")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -155,9 +157,9 @@ class ModelConfig:
             raise ValueError(
                 f"ModelConfig.lsh_buckets is {self.lsh_buckets}; allowed: even numbers, or 1 for no hashing"
             )
-        if self.attention == "reformer" and self.features == "learned":
+        if self.attention in _WITHOUT_FEATURES and self.features == "learned":
             raise ValueError(
-                "ModelConfig.features is 'learned', but a hash of attention 'reformer' has no gradient; set it to drawn"
+                f"ModelConfig.features is 'learned', but attention {self.attention!r} has none that could learn; set it to drawn"
             )
         if self.attention == "trig" and not self.qk_norm:
             raise ValueError(

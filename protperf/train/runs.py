@@ -58,6 +58,9 @@ _ATTENTION_KEYS = (
 )
 """Keys of the model that decide what its attention has of its own."""
 
+_FREE_KEYS = (*_ATTENTION_KEYS, "lsh_window", "dropout", "activation_checkpointing")
+"""Keys of the model that a run may change where it begins with trained weights; any other makes them mean something else."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -131,6 +134,13 @@ def _begin_with(trained: TrainedModel, model: ProteinModel) -> None:
             f"{trained.path}: has attention {trained.model.config.attention!r}, this run {model.config.attention!r}; queries of "
             "'reformer' are its keys, so that neither can begin with the weights of the other: choose another model.attention"
         )
+    for key, value in to_dict(model.config).items():
+        found = getattr(trained.model.config, key)
+        if value != found and key not in _FREE_KEYS:
+            raise ValueError(
+                f"{trained.path}: its weights were made with model.{key}={found}, this run has {value}; leave the key out "
+                f"(allowed to change: {', '.join(_FREE_KEYS)})"
+            )
     same = all(getattr(model.config, key) == getattr(trained.model.config, key) for key in _ATTENTION_KEYS)
     weights = trained.model.state_dict()
     model.load_weights(weights, place=str(trained.path), projections="load" if same else "draw")
