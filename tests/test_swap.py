@@ -436,12 +436,10 @@ def test_a_report_takes_the_place_of_no_part_of_a_model(checkpoint: Path, fasta:
     source = tmp_path / "folder"
     assert main([str(checkpoint), str(source)]) == 0
     before = (source / "config.json").read_bytes()
+    options = ["--attention", "favor", "--fasta", str(fasta), "--force"]
     for place in (source / "config.json", tmp_path / "out", tmp_path / "out" / "report.json"):
         with pytest.raises(ValueError, match="is the place of a model; give another name"):
-            main(
-                [str(source), str(tmp_path / "out"), "--attention", "favor", "--fasta", str(fasta), "--force"]
-                + ["--report", str(place)]
-            )
+            main([str(source), str(tmp_path / "out"), *options, "--report", str(place)])
     assert (source / "config.json").read_bytes() == before
     assert not (tmp_path / "out").exists()
 
