@@ -45,7 +45,7 @@ def tune(
         advance: told the mean loss, nats per residue, after each step.
 
     Raises:
-        ValueError: `lora`, and the package `peft` is not there; or the loss or the weights became no numbers.
+        ValueError: `lora`, and the package `peft` is not there.
     """
     with torch.random.fork_rng(devices=_cuda_of(model)):
         torch.manual_seed(seed)
