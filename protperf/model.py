@@ -25,7 +25,7 @@ from protperf.attention.norms import QueryKeySums, sum_queries_keys
 from protperf.config import ModelConfig
 from protperf.layers import INIT_GATE, Block, Head, Look
 from protperf.positions import rotations, sinusoids
-from protperf.vocab import VOCABULARY
+from protperf.vocab import PADDING_DOCUMENT, VOCABULARY
 
 INIT_STD = 0.02
 EXPECTED_MASKED = 0.15 * 0.8
@@ -276,7 +276,8 @@ class ProteinModel(nn.Module):
     def _positions(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
         if documents is None:
             return torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)
-        return positions_in_documents(documents)
+        # padding has no place: more of it than there are learned positions is no protein that is too long
+        return positions_in_documents(documents).masked_fill(documents.eq(PADDING_DOCUMENT), 0)
 
     def _draw_projections(self, redraw: int) -> None:
         for layer, block in enumerate(self.blocks):

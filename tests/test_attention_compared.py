@@ -188,3 +188,19 @@ def test_where_chunks_begin_decides_nothing(causal: bool, monkeypatch: pytest.Mo
         results.append(attend(q, q, v, documents, **choice))
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], **EXACT)
+
+
+def test_a_window_longer_than_the_sequence_costs_no_more_than_one_as_long(monkeypatch: pytest.MonkeyPatch):
+    q, _, v = random_qkv(50)
+    widths: list[int] = []
+    cut = reformer._cut
+
+    def watched(x: Tensor, chunk: int, **choice: int) -> Tensor:
+        widths.append(chunk)
+        return cut(x, chunk, **choice)
+
+    monkeypatch.setattr(reformer, "_cut", watched)
+    choice = {"kind": "reformer", "causal": True, "projection": gaussian_projection(6)}
+    found, wanted = (attend(q, q, v, hashing=Hashing(2, 6, window), **choice) for window in (5_000, 50))
+    assert torch.equal(found, wanted)
+    assert max(widths) == 50

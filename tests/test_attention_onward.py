@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_cases import (
     EDGE,
+    GATED,
     attend,
     attend_onward,
     causal_denominators,
@@ -213,13 +214,19 @@ def test_a_later_document_with_the_number_of_the_state_begins_anew(kind: str):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["favor blocked", "favor batched"])
+@pytest.mark.parametrize("kind", ["favor blocked", "favor batched", GATED, "softmax", "reformer"])
 def test_a_segment_of_nothing_changes_nothing(kind: str):
     qkv = random_qkv(50)
     _, (state,) = in_pieces(qkv, None, [50], kind=kind)
     out, after = attend_onward(*(x[:, :, :0] for x in qkv), kind=kind, projection=PROJECTION, state=state)
     assert out.shape == (1, 2, 0, 16)
     assert all(torch.equal(one, other) for one, other in zip(after, state, strict=True))
+    _, nothing = attend_onward(*(x[:, :, :0] for x in qkv), kind=kind, projection=PROJECTION)
+    found, _ = attend_onward(
+        *qkv, kind=kind, projection=PROJECTION, state=nothing.of_rows(torch.zeros(1, dtype=torch.int64))
+    )
+    wanted = attend(*qkv, kind=kind, causal=True, projection=PROJECTION)
+    torch.testing.assert_close(found, wanted, **TOLERANCE)
 
 
 @every_linear_kind_in_layouts

@@ -359,3 +359,22 @@ def test_every_experiment_has_its_module():
         module = import_module(f"protperf.bench.paper.{name}")
         assert callable(module.run)
         assert callable(module.rows)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"experiment": "jobs"}, "not what"),
+        ({"experiment": 7}, "not what"),
+        ({"experiment": "error"}, "run it again"),
+    ],
+)
+def test_numbers_of_no_experiment_or_a_part_of_them_are_refused(
+    numbers: dict[str, object], message: str, tmp_path: Path
+):
+    out, markdown = tmp_path / "out.json", tmp_path / "page.md"
+    out.write_text(json.dumps(numbers))
+    name = numbers["experiment"]
+    markdown.write_text(f"<!-- {name} -->\n<!-- /{name} -->\n")
+    with pytest.raises(ValueError, match=message):
+        main(["paper", "page", str(markdown), str(out)])

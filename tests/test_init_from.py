@@ -47,6 +47,17 @@ def test_its_attention_may_be_another_with_features_drawn_for_it(teacher: Path, 
     assert new == {f"blocks.{layer}.attention.projection" for layer in range(own.config.num_layers)}
 
 
+@pytest.mark.parametrize(("first", "then"), [("masked", "causal"), ("causal", "masked")])
+def test_rfa_may_be_asked_in_the_other_direction_with_gates_of_its_own(first: str, then: str, tmp_path: Path):
+    rfa = ("model.attention=rfa", "model.num_features=128", *SHAPE)
+    train_small(tmp_path / "first", *rfa, f"objective={first}", "trainer.max_steps=1")
+    settings = settings_of(tmp_path / "then", f"init_from='{tmp_path / 'first'}'", f"objective={then}")
+    own, trained = build_run(settings).task.model.state_dict(), load_model(tmp_path / "first").model
+    shared = own.keys() & trained.state_dict().keys()
+    assert all(torch.equal(own[name], trained.state_dict()[name]) for name in shared)
+    assert any("gate" in name for name in own) == (then == "causal")
+
+
 def test_a_run_that_goes_on_takes_its_own_checkpoint(teacher: Path, tmp_path: Path):
     begin = f"init_from='{teacher}'"
     whole, _ = train_small(tmp_path / "whole", begin, "trainer.max_steps=4")

@@ -94,6 +94,15 @@ def test_learned_positions_restart_with_each_protein_and_end():
         model(tokens[:, :6])
 
 
+def test_learned_positions_need_not_reach_over_the_padding():
+    model = make_model(positions="learned", max_positions=5, token_dropout=True, attention="softmax")
+    tokens = random_tokens(2, 20)
+    documents = torch.full((2, 20), -1, dtype=torch.int32)
+    documents[0, 9:13] = 0
+    found = model(tokens, documents)[0, 9:13]
+    torch.testing.assert_close(found, model(tokens[:1, 9:13])[0], atol=1e-5, rtol=1e-5)
+
+
 def test_token_dropout_scales_by_the_masks_of_each_protein():
     model = make_model(token_dropout=True, positions="none", num_layers=1)
     tokens = random_tokens(1, 10)

@@ -120,6 +120,7 @@ def flip(folder: Path) -> None:
 QUERY = "bert.encoder.layer.0.attention.self.query.weight"
 FREQUENCIES = "esm.rotary_embeddings.inv_freq"
 WORDS = "bert.embeddings.word_embeddings.weight"
+KINDS = "bert.embeddings.token_type_embeddings.weight"
 
 REFUSED: dict[str, tuple[str, Edit, str]] = {
     "gelu_new": (
@@ -210,10 +211,35 @@ REFUSED: dict[str, tuple[str, Edit, str]] = {
         "roberta.encoder.layer.0.gate.weight has no place",
     ),
     "not a number": ("bert", fill(QUERY, float("nan")), f"{QUERY} holds what is no finite number"),
+    "8 bits": (
+        "bert",
+        weights(lambda found: found.update({QUERY: found[QUERY].to(torch.float8_e4m3fn)})),
+        "is of type torch.float8_e4m3fn, .*; allowed: dense floating point",
+    ),
+    "sparse": (
+        "bert",
+        weights(lambda found: found.update({WORDS: found[WORDS].to_sparse()})),
+        "torch.sparse_coo; allowed: dense floating point",
+    ),
+    "more than float32 holds": (
+        "bert",
+        weights(lambda found: found.update({QUERY: found[QUERY].double() * 1e300})),
+        f"{QUERY} holds what is no finite number",
+    ),
+    "two names of a norm": (
+        "bert",
+        weights(lambda found: found.update({"bert.embeddings.LayerNorm.gamma": torch.zeros(32)})),
+        "bert.embeddings.LayerNorm.weight under that name and an old one",
+    ),
+    "no kinds": (
+        "bert",
+        weights(lambda found: found.update({KINDS: torch.zeros(0, 32)})),
+        f"{KINDS} is .0, 32., its config asks for",
+    ),
     "whole numbers": (
         "bert",
         weights(lambda found: found.update({QUERY: found[QUERY].to(torch.int8)})),
-        "is of type torch.int8; allowed: floating point",
+        "is of type torch.int8, .*; allowed: dense floating point",
     ),
     "a head that is not tied": (
         "bert",

@@ -422,7 +422,28 @@ def test_what_does_not_fit_the_model_or_the_proteins_is_one_line(
     report.touch()
     with pytest.raises(ValueError, match=r"report\.json: exists already"):
         run(checkpoint, "--attention", "favor", "--fasta", str(fasta), "--report", str(report))
+    learning = ["--attention", "favor", "--features", "8", "--fasta", str(fasta)]
+    with pytest.raises(
+        ValueError, match="--keep-softmax keeps all 2 layers, so that nothing is left to learn"
+    ):
+        run(checkpoint, *learning, "--keep-softmax", "0,1", "--transfer", "2")
+    with pytest.raises(
+        ValueError, match=r"--rate 1e\+30: .* is no finite number after learning; give a lower"
+    ):
+        run(checkpoint, *learning, "--tune", "3", "--rate", "1e30")
     assert not (checkpoint.parent / "out").exists()
+
+
+def test_a_report_takes_the_place_of_no_part_of_a_model(checkpoint: Path, fasta: Path, tmp_path: Path):
+    source = tmp_path / "folder"
+    assert main([str(checkpoint), str(source)]) == 0
+    before = (source / "config.json").read_bytes()
+    options = ["--attention", "favor", "--fasta", str(fasta), "--force"]
+    for place in (source / "config.json", tmp_path / "out", tmp_path / "out" / "report.json"):
+        with pytest.raises(ValueError, match="is the place of a model; give another name"):
+            main([str(source), str(tmp_path / "out"), *options, "--report", str(place)])
+    assert (source / "config.json").read_bytes() == before
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_exam_is_the_same_whatever_the_budget():

@@ -197,7 +197,7 @@ def attend_onward(
         if kind == "linformer":
             _pooling(pooling, causal=True)
         assert state is None or isinstance(state, CausalState)
-        gates = _gates(gate, documents, kind=kind, causal=True)
+        gates = _gates(gate, documents, kind=kind, causal=True) if q.shape[2] else None
         feature_map = _feature_map(q, kind, projection, pair_square, gates)
         if not v.numel():
             return torch.zeros_like(v), state or empty_state(k, v, feature_map)

@@ -20,7 +20,7 @@ Axis letters: `B` batch, `H` heads, `L` length in tokens, `K` head width, `S` ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,6 +82,8 @@ def reformer_attention(
         causal: the direction.
     """
     own = or_one_document(documents, v)
+    if hashing.window > v.shape[2] and not torch.compiler.is_compiling():  # chunks are no shorter than it
+        hashing = replace(hashing, window=v.shape[2])
     dtype = torch.promote_types(torch.promote_types(q.dtype, v.dtype), torch.float32)
     queries, values = q.to(dtype), v.to(dtype)
     order, places, codes = _sort(hashes(q, projection, hashing), own, hashing)

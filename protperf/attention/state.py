@@ -110,6 +110,8 @@ class KeyValueState(NamedTuple):
 
     def trimmed(self) -> KeyValueState:
         """Return the state without the columns before every row's document."""
+        if not self.documents.shape[1]:
+            return self
         first = int(self.documents.ne(PADDING_DOCUMENT).any(0).int().argmax())
         return KeyValueState(
             self.keys[:, :, first:],

@@ -101,7 +101,9 @@ def _convert(source: Source, family: _Family, heads: int | None) -> Converted:
     places = tensors.take(
         f"{base}embeddings.position_embeddings.weight", settings.size("max_position_embeddings"), width
     )
-    kinds = tensors.take(f"{base}embeddings.token_type_embeddings.weight", None, width)
+    kinds = tensors.take(
+        f"{base}embeddings.token_type_embeddings.weight", settings.size("type_vocab_size"), width
+    )
     state = {
         "embedding.weight": tokens.pick(words),
         "position_embedding.weight": places[first:] + kinds[0],  # every token is of the first kind

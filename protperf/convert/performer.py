@@ -61,8 +61,15 @@ def become_performer(
         The Performer, and what was found; of this nothing but settings where no protein is given.
 
     Raises:
-        ValueError: there is no such layer, no exact attention, or proteins that cannot be read or are too few.
+        ValueError: there is no such layer, no exact attention, proteins that cannot be read or are too few, or what was
+            learned are no numbers.
     """
+    layers = trained.model.config.num_layers
+    if options.transfer and set(options.keep_softmax) >= set(range(layers)):
+        raise ValueError(
+            f"--transfer {options.transfer}: --keep-softmax keeps all {layers} layers, so that nothing is left to learn; "
+            "leave --transfer out or let a layer be swapped"
+        )
     proteins = _proteins_of(trained.model, options)
     for note in proteins.notes:
         say(note)
@@ -145,6 +152,7 @@ def _transfer(
             rate=options.transfer_rate,
             advance=advance,
         )
+    _check_numbers(model, f"--transfer-rate {options.transfer_rate:g}")
 
 
 def _tune(
@@ -168,6 +176,18 @@ def _tune(
             seed=options.seed,
             advance=advance,
         )
+    _check_numbers(model, f"--rate {options.rate:g}")
+
+
+def _check_numbers(model: ProteinModel, rate: str) -> None:
+    """Refuse a model that learning has destroyed.
+
+    Raises:
+        ValueError: a weight is no finite number; the message names it and the rate.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(f"{rate}: {name} is no finite number after learning; give a lower rate")
 
 
 @contextmanager

@@ -111,9 +111,15 @@ def check_report(options: argparse.Namespace) -> None:
     """Refuse, before any work, a report that cannot be written.
 
     Raises:
-        ValueError: its folder is not there, it is an input, or it exists.
+        ValueError: its folder is not there, it is an input or belongs to a model, or it exists.
     """
     if options.report is not None:
+        report = options.report.resolve()
+        in_source = report.exists() and report.is_relative_to(options.source.resolve())
+        if in_source or report.is_relative_to(options.out.resolve()):
+            raise ValueError(
+                f"--report {options.report}: is the place of a model; give another name for the report"
+            )
         inputs = [path for path in (options.source, options.fasta, options.evaluate) if path is not None]
         check_outputs([options.report], inputs, force=options.force)
 

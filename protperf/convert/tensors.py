@@ -17,6 +17,8 @@ from protperf.formats import FormatError
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """What the first conversions of BERT from TensorFlow called them."""
 
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 class Tensors:
     """The tensors of a source, to be taken one by one.
@@ -25,6 +27,9 @@ class Tensors:
         tensors: by the source's names.
         place: the file's name, for messages.
 
+    Raises:
+        FormatError: one stands there under its name of today and an old one.
+
     Attributes:
         ignored: names of what has no part in the scores of tokens.
     """
@@ -32,7 +37,13 @@ class Tensors:
     def __init__(self, tensors: Mapping[str, Tensor], place: str) -> None:
         self.place = place
         self.ignored: list[str] = []
-        self._left = {_today(name): tensor for name, tensor in tensors.items()}
+        self._left: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            if _today(name) in self._left:
+                raise FormatError(
+                    f"{place}: holds {_today(name)} under that name and an old one; give weights with one of them"
+                )
+            self._left[_today(name)] = tensor
 
     def __contains__(self, name: str) -> bool:
         """Return whether a tensor is there and was not taken."""
@@ -61,13 +72,15 @@ class Tensors:
                 f"{self.place}: {name} is {_shown(found)}, its config asks for {_shown(shape)}; give the config of these weights"
             )
         tensor = self._left.pop(name)
-        if not tensor.is_floating_point():
+        if tensor.dtype not in _TYPES or tensor.layout != torch.strided:
             raise FormatError(
-                f"{self.place}: {name} is of type {tensor.dtype}; allowed: floating point, save the weights unquantised"
+                f"{self.place}: {name} is of type {tensor.dtype}, {tensor.layout}; allowed: dense floating point of 16 bits "
+                "or more, save the weights unquantised"
             )
+        tensor = tensor.to(torch.float32)
         if not tensor.isfinite().all():
             raise FormatError(f"{self.place}: {name} holds what is no finite number; give other weights")
-        return tensor.to(torch.float32)
+        return tensor
 
     def linear(self, source: str, own: str, *shape: int) -> dict[str, Tensor]:
         """Take a matrix, `(out, in)`, and its bias; return them under our name.

@@ -142,6 +142,8 @@ def _begin_with(trained: TrainedModel, model: ProteinModel) -> None:
                 f"(allowed to change: {', '.join(_FREE_KEYS)})"
             )
     same = all(getattr(model.config, key) == getattr(trained.model.config, key) for key in _ATTENTION_KEYS)
+    if model.config.attention == "rfa" and model.causal != trained.model.causal:
+        same = False  # one direction alone has gates
     weights = trained.model.state_dict()
     model.load_weights(weights, place=str(trained.path), projections="load" if same else "draw")
     log.info("begins with the weights of %s%s", trained.path, "" if same else ", with features of its own")

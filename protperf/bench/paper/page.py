@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from protperf.bench.paper.arguments import EXPERIMENTS
 from protperf.bench.report import Report
 from protperf.formats.commit import commit_bytes
 
@@ -43,7 +44,8 @@ def read_numbers(path: Path) -> dict[str, Any]:
     """
     try:
         numbers: dict[str, Any] = json.loads(path.read_text())
-        numbers["experiment"]
+        if numbers["experiment"] not in EXPERIMENTS:
+            raise ValueError(f"no experiment {numbers['experiment']!r}")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"{path}: not what `protperf bench paper EXPERIMENT --json` writes ({type(error).__name__})"
@@ -60,16 +62,19 @@ def fill(page: str, numbers: dict[str, Any], *, place: str) -> str:
         place: the page's name, for messages.
 
     Raises:
-        ValueError: the page has no place for them.
+        ValueError: the page has no place for them, or some are missing.
     """
     name = numbers["experiment"]
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if len(between.findall(page)) != 1:
         raise ValueError(f"{place}: has {begin} ... {end} not once; that is where the tables go")
-    rows = import_module(f"protperf.bench.paper.{name}").rows(numbers)
-    machine = numbers["machine"]
-    origin = f"{numbers['setting']}. {machine['device']}, torch {machine['torch']}."
+    try:
+        rows = import_module(f"protperf.bench.paper.{name}").rows(numbers)
+        machine = numbers["machine"]
+        origin = f"{numbers['setting']}. {machine['device']}, torch {machine['torch']}."
+    except KeyError as error:
+        raise ValueError(f"the numbers of {name} have no {error}; run it again") from None
     return between.sub(lambda _: f"{begin}\n{origin}\n\n{rows}\n{end}", page)
 
 
