@@ -340,6 +340,17 @@ def test_what_a_run_measured_of_other_weights_is_not_told(finished: Path, tmp_pa
     assert list(collect_facts(load_model(run_dir)).results) == ["valid"]
 
 
+def test_a_swapped_model_has_no_results_of_the_one_it_was_made_from(tmp_path: Path):
+    run, _ = train_small(tmp_path / "run", "model.attention=softmax", "trainer.max_steps=2")
+    runs.record_settings(run.settings)
+    assert collect_facts(load_model(tmp_path / "run")).results
+    assert main([str(tmp_path / "run"), str(tmp_path / "out"), "--attention", "relu"]) == 0
+    card = (tmp_path / "out" / "model_card.md").read_text()
+    assert "None is recorded with this model" in card
+    assert f"weights SHA-256 {load_model(tmp_path / 'run').weights_digest()}" in card
+    assert "exact attention swapped for relu" in card
+
+
 def test_a_run_that_cannot_be_read_costs_facts_and_not_the_card(finished: Path, tmp_path: Path):
     run_dir = tmp_path / "run"
     shutil.copytree(finished, run_dir)

@@ -59,7 +59,7 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
         _front_matter(kind, details.licence),
         f"# {details.name or facts.name or 'A protein language model'}",
         f"A {kind} protein language model with {parameters:,} parameters, trained "
-        f"{'elsewhere' if trained.origin else 'with protperf'} to predict {_QUESTIONS[kind]}. Its attention (`{config.attention}`) is {cost} in the length of a protein.",
+        f"{'in another form' if trained.origin else 'with protperf'} to predict {_QUESTIONS[kind]}. Its attention (`{config.attention}`) is {cost} in the length of a protein.",
         "## Model",
         _table(("property", "value"), _shape(trained)),
         "## Training",

@@ -96,7 +96,8 @@ def become_performer(
     if options.tune:
         _tune(trained, model, proteins, options)
         _measure(report, TUNED, trained, model, proteins, options)
-    origin = f"{trained.origin}; {_story(options)}" if trained.origin else ""
+    source = trained.origin or f"{trained.path.name} (protperf, weights SHA-256 {trained.weights_digest()})"
+    origin = f"{source}; {_story(options)}"
     return replace(trained, model=model, step=trained.step + options.tune, origin=origin), report
 
 

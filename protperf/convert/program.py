@@ -18,6 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     from protperf.checkpoint.card import CardDetails
     from protperf.checkpoint.export import export_model
+    from protperf.checkpoint.facts import RunFacts
     from protperf.checkpoint.folder import check_folder
     from protperf.formats.scores import MODEL, read_scores
 
@@ -27,11 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     trained = open_source(options)
     if options.out.resolve() == trained.path.parent.resolve():
         raise ValueError(f"{options.out}: is where the model comes from; give another folder")
+    facts = None
     if options.attention is not None:
-        trained = swapped(trained, options)
+        trained, facts = swapped(trained, options), RunFacts()  # what the run measured was another model
     for predictors in scores.values():
         check_scores(predictors.get(MODEL, {}), trained, place=str(options.scores))
-    export_model(trained, options.out, CardDetails(options.name, options.license, scores))
+    export_model(trained, options.out, CardDetails(options.name, options.license, scores), facts=facts)
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
     say(f"{trained.path}: {trained.objective.kind}, step {trained.step:,}, {parameters:,} parameters")
     print(options.out)
