@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 from tqdm import tqdm
 
+from protperf.batches import Batch
 from protperf.checkpoint import TrainedModel
 from protperf.convert.proteins import (
     MOST_TOKENS,
@@ -134,16 +135,19 @@ def _measure(
         report.approximations[stage] = measure_approximation(trained.model, model, batches)
 
 
+def _practice(
+    trained: TrainedModel, proteins: Proteins, options: argparse.Namespace, *, steps: int
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield the questions of so many steps of learning."""
+    return practice(
+        proteins.learned, trained.objective, steps=steps, size=options.proteins_per_step, seed=options.seed
+    )
+
+
 def _transfer(
     trained: TrainedModel, model: ProteinModel, proteins: Proteins, options: argparse.Namespace
 ) -> None:
-    questions = practice(
-        proteins.learned,
-        trained.objective,
-        steps=options.transfer,
-        size=options.proteins_per_step,
-        seed=options.seed,
-    )
+    questions = _practice(trained, proteins, options, steps=options.transfer)
     with _progress("transfer", options.transfer) as advance:
         transfer_attention(
             trained.model,
@@ -159,13 +163,7 @@ def _transfer(
 def _tune(
     trained: TrainedModel, model: ProteinModel, proteins: Proteins, options: argparse.Namespace
 ) -> None:
-    questions = practice(
-        proteins.learned,
-        trained.objective,
-        steps=options.tune,
-        size=options.proteins_per_step,
-        seed=options.seed,
-    )
+    questions = _practice(trained, proteins, options, steps=options.tune)
     with _progress("tuning", options.tune) as advance:
         tune(
             model,
