@@ -90,7 +90,9 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "whoever forks must have a single thread"
-    assert open_files() == {0, 1, 2, requests.fileno()}, "what was imported must hold no file open that a fork would inherit"
+    assert open_files() == {0, 1, 2, requests.fileno()}, (
+        "what was imported must hold no file open that a fork would inherit"
+    )
     while True:
         message, files, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
         if not message:
@@ -113,7 +115,9 @@ def main() -> None:
 
 def open_files() -> set[int]:
     """Return the numbers of the files that this process has open."""
-    return {int(number) for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")}
+    return {
+        int(number) for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")
+    }
 
 
 def become(files: list[int], *, command: list[str], cwd: str, environment: dict[str, str]) -> None:
