@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from protperf.batches import Batch, documents_of, residues_of_proteins
+from protperf.batches import Batch, documents_or_one, residues_of_proteins
 from protperf.config import ObjectiveConfig
 from protperf.vocab import VOCABULARY
 
@@ -153,7 +153,7 @@ def answer(model: LanguageModel, batch: Batch, *, across: bool, label_smoothing:
         across: whether proteins packed into one window see each other.
         label_smoothing: see `smooth_gradient`; changes the gradient of `nll` alone.
     """
-    hidden = model(batch.inputs, documents_of(batch.inputs, across=across))
+    hidden = model(batch.inputs, documents_or_one(batch.inputs, across=across))
     asked = batch.targets != NOT_ASKED
     logits = model.logits(hidden[asked])
     sums = token_sums(logits, batch.targets[asked].long())
@@ -177,7 +177,7 @@ def answer_by_length(
     Returns:
         sums `(bins,)` each.
     """
-    hidden = model(batch.inputs, documents_of(batch.inputs, across=across))
+    hidden = model(batch.inputs, documents_or_one(batch.inputs, across=across))
     asked = batch.targets != NOT_ASKED
     logits, targets = model.logits(hidden[asked]), batch.targets[asked].long()
     lengths = residues_of_proteins(batch.inputs)[asked]

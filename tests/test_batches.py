@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protperf.batches import documents_of, pad_together, permuted, plan_batches
+from protperf.batches import documents_of, documents_or_one, pad_together, permuted, plan_batches
 
 PAD, BOS, EOS, MASK, M, K = 26, 27, 28, 29, 10, 8
 
@@ -87,6 +87,15 @@ def test_documents_are_numbered_by_hand():
     across = documents_of(tokens, across=True)
     assert across.dtype == torch.int32
     assert across.tolist() == [[min(number, 0) for number in row] for row in expected]
+
+
+def test_only_windows_of_one_document_without_padding_need_no_numbers():
+    full, padded = torch.tensor([[BOS, M, EOS, BOS, M]]), torch.tensor([[BOS, M, EOS, PAD, PAD]])
+    assert documents_or_one(full, across=True) is None
+    for tokens, across in ((padded, True), (full, False), (torch.cat((full, padded)), True)):
+        torch.testing.assert_close(
+            documents_or_one(tokens, across=across), documents_of(tokens, across=across)
+        )
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.integers(0, 60))

@@ -23,7 +23,7 @@ from training import LEAN
 
 from protperf.attention import attend
 from protperf.bench.__main__ import main
-from protperf.bench.paper import curves, long, page
+from protperf.bench.paper import curves, long, page, similarity
 from protperf.bench.paper.arguments import EXPERIMENTS
 from protperf.bench.paper.dataset import held_out_members
 from protperf.bench.paper.jobs import RESULT_NAME, call_job, claim, run_all
@@ -83,7 +83,7 @@ def trained(inputs: list[str], tmp_path_factory: pytest.TempPathFactory) -> tupl
     """Return the folder of work of `curves`, and its numbers."""
     folder = tmp_path_factory.mktemp("curves")
     size = [*SPLITS, *SMALL, *SHORT, "--seeds", "1"]
-    systems = ["--systems", "Transformer", "Linear Transformer"]
+    systems = ["--systems", "Transformer", "Linformer"]
     return folder, run("curves", folder, *inputs, "--work", str(folder / "work"), *size, *systems)
 
 
@@ -96,9 +96,8 @@ def test_curves_are_those_of_the_runs(trained: tuple[Path, dict]):
     folder, numbers = trained
     assert [(run["system"], run["objective"]) for run in numbers["runs"]] == [
         ("Transformer", "masked"),
-        ("Linear Transformer", "masked"),
+        ("Linformer", "masked"),
         ("Transformer", "causal"),
-        ("Linear Transformer", "causal"),
     ]
     for each in numbers["runs"]:
         path = folder / "work" / "curves" / curves.run_name(each["system"], each["objective"], 0)
@@ -203,8 +202,14 @@ def test_a_run_that_diverges_is_a_result_and_is_said_to(
 
 def test_similarity_is_that_of_the_trained_models(trained: tuple[Path, dict], tmp_path: Path):
     numbers = run("similarity", tmp_path, "--work", str(trained[0] / "work"), "--window", str(WINDOW))
-    assert [model["name"] for model in numbers["models"]] == ["masked-softmax-0", "masked-elu-0"]
+    assert [model["name"] for model in numbers["models"]] == ["masked-softmax-0", "masked-linformer-0"]
+    dataset = trained[0] / "work" / f"data-{WINDOW}" / "dataset"
+    lengths = [len(protein) for protein in similarity.held_out_proteins(dataset, num=500)]
+    assert (
+        max(lengths) == WINDOW - 2
+    )  # of a protein that goes on in the next window, what fits between its edges
     for model in numbers["models"]:
+        assert model["residues"] == sum(lengths)
         for which in ("trained", "untrained"):
             assert -1 <= model[which]["pearson"] <= 1
             assert 0 <= model[which]["chance"] <= 1

@@ -258,11 +258,16 @@ def test_the_choices_of_attention_and_projection_are_those_that_there_are():
         ({"attention": "rfa", "num_features": 64}, "num_features is 64; allowed .* at least 128"),
         ({"attention": "rfa", "num_features": 128, "qk_norm": True}, "set qk_norm to false"),
         ({"attention": "reformer", "lsh_buckets": 5}, "lsh_buckets is 5; allowed: even numbers, or 1"),
+        ({"max_positions": 5}, "max_positions is 5, but positions 'rope' have no table; set it to 0"),
+        (
+            {"positions": "none", "rope_frequencies": "half"},
+            "positions 'none' rotate nothing; set it to exact",
+        ),
         ({"attention": "reformer", "features": "learned"}, "attention 'reformer' has none that could learn"),
         ({"attention": "oprf", "projection_norms": "regularised"}, "allowed: chi"),
     ],
 )
-def test_a_feature_map_outside_of_its_domain_is_refused_in_one_line(choice: dict[str, Any], message: str):
+def test_a_part_outside_of_its_domain_is_refused_in_one_line(choice: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message) as error:
         ModelConfig(**choice)
     assert "\n" not in str(error.value)

@@ -14,12 +14,14 @@ import torch
 from torch.nn.functional import cross_entropy
 from training import load_plain, prepared, train_small
 
+from protperf.batches import Batch
 from protperf.checkpoint import load_model, step_name
 from protperf.config import ModelConfig, ObjectiveConfig
 from protperf.model import ProteinModel
 from protperf.objectives import (
     EVALUATION_EPOCH,
     NOT_ASKED,
+    answer,
     ask,
     question_generator,
     smooth_gradient,
@@ -52,6 +54,24 @@ def question(
 def near(count: int, total: int, chance: float) -> bool:
     """Whether a count lies within 4.5 standard deviations of the binomial's mean (1 in 150,000 does not)."""
     return abs(count - total * chance) < 4.5 * math.sqrt(total * chance * (1 - chance))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "favor"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_of_proteins_that_see_each_other_is_answered_alike_beside_a_padded_one(
+    attention: str, causal: bool
+):
+    """A batch without padding takes another way through exact attention."""
+    model = ProteinModel(ModelConfig(attention=attention, num_layers=2), causal=causal).eval()
+    windows = packed_windows(350).reshape(2, 175)
+    asked = [question(window, CAUSAL if causal else MASKED) for window in windows]
+    parts = [Batch(*(torch.from_numpy(part)[None] for part in each)) for each in asked]
+    together = Batch(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
+    assert not parts[0].inputs.eq(PAD).any()
+    assert parts[1].inputs.eq(PAD).any()
+    apart = [answer(model, part, across=True) for part in parts]
+    whole = answer(model, together, across=True)
+    torch.testing.assert_close(whole.nll, apart[0].nll + apart[1].nll, rtol=1e-5, atol=0.0)
 
 
 def test_masked_asks_15_percent_of_residues_and_corrupts_80_10_10():

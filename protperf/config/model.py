@@ -110,18 +110,13 @@ class ModelConfig:
             check_range(self, field, 1)
         for field in ("linformer_rank", "linformer_length", "lsh_rounds", "lsh_buckets", "lsh_window"):
             check_range(self, field, 1)
-        check_range(self, "max_positions", 1 if self.positions == "learned" else 0)
         check_range(self, "dropout", 0.0, 0.99)
         check_range(self, "norm_eps", 0.0, 1.0)
         if self.model_dim % self.num_heads:
             raise ValueError(
                 f"ModelConfig.model_dim is {self.model_dim}, not a multiple of num_heads {self.num_heads}"
             )
-        if self.positions == "rope" and self.model_dim // self.num_heads % 2:
-            raise ValueError(
-                f"ModelConfig.model_dim is {self.model_dim}: heads are {self.model_dim // self.num_heads} wide, "
-                "positions=rope needs an even width"
-            )
+        self._check_positions()
         self._check_layers()
         self._check_domain()
 
@@ -141,6 +136,25 @@ class ModelConfig:
     def is_exact_somewhere(self) -> bool:
         """Whether a layer has exact attention: time and memory are quadratic in the length of a row."""
         return any(self.attention_of(layer) == "softmax" for layer in range(self.num_layers))
+
+    def _check_positions(self) -> None:
+        """Refuse what positions of another kind would ignore."""
+        check_range(self, "max_positions", 1 if self.positions == "learned" else 0)
+        if self.max_positions and self.positions != "learned":
+            raise ValueError(
+                f"ModelConfig.max_positions is {self.max_positions}, but positions {self.positions!r} have no table; "
+                "set it to 0, or positions to learned"
+            )
+        if self.rope_frequencies == "half" and self.positions != "rope":
+            raise ValueError(
+                f"ModelConfig.rope_frequencies is 'half', but positions {self.positions!r} rotate nothing; "
+                "set it to exact, or positions to rope"
+            )
+        if self.positions == "rope" and self.model_dim // self.num_heads % 2:
+            raise ValueError(
+                f"ModelConfig.model_dim is {self.model_dim}: heads are {self.model_dim // self.num_heads} wide, "
+                "positions=rope needs an even width"
+            )
 
     def _check_layers(self) -> None:
         """Refuse layers that are not there; keep them sorted."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protperf.batches import Batch, documents_of, is_out_of_memory, residues_of_proteins
+from protperf.batches import Batch, documents_or_one, is_out_of_memory, residues_of_proteins
 from protperf.config import ObjectiveConfig
 from protperf.formats.scores import OTHER
 from protperf.inference.passes import autocast
@@ -176,7 +176,7 @@ def _answer(answerer: Answerer, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     inputs, targets = (part.to(device) for part in batch)
     asked = targets != NOT_ASKED
     with torch.inference_mode(), autocast(device, answerer.precision):
-        hidden = model(inputs, documents_of(inputs, across=answerer.across))
+        hidden = model(inputs, documents_or_one(inputs, across=answerer.across))
         logits, right = model.logits(hidden[asked]), targets[asked].long()
         nll, correct = token_losses(logits, right), logits.argmax(-1) == right
     return nll.double().cpu().numpy(), correct.cpu().numpy()

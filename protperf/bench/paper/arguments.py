@@ -102,7 +102,7 @@ def _add_long(experiments: Experiments) -> Parser:
         help="layers of Transformers to measure (3 5 6 7 8)",
     )
     parser.add_argument(
-        "--seconds", type=positive_float, default=200.0, metavar="S", help="of training (%(default)s)"
+        "--seconds", type=positive_float, default=400.0, metavar="S", help="of training (%(default)s)"
     )
     _add_training(parser, steps=None, batch=1)
     return parser

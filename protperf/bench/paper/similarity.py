@@ -118,14 +118,18 @@ def compare(*, weights: str, dataset: str, num_proteins: int) -> Result:
 
 
 def held_out_proteins(dataset: Path, *, num: int) -> list[np.ndarray]:
-    """Return residues of the first proteins of `valid` and `ood`, uint8 `(L,)` each, as far as their windows hold them."""
+    """Return residues of the first proteins of `valid` and `ood`, uint8 `(L,)` each, as far as their windows hold them.
+
+    None has more than fit into a window between `<bos>` and `<eos>`: a model need not know a later place.
+    """
     proteins: list[np.ndarray] = []
     for split in SPLITS:
         shards = ShardSet(dataset, split)
         for window in shards.read_many(range(len(shards))):
             is_residue = window < VOCABULARY.num_residues
             edges = np.flatnonzero(np.diff(is_residue, prepend=False, append=False))
-            proteins += [window[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+            most = len(window) - 2
+            proteins += [window[begin:end][:most] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
     return proteins[:num]
 
 
