@@ -26,6 +26,12 @@ def test_tables_are_those_of_the_numbers(path: Path):
     assert fill(PAGE, numbers, place="docs/paper.md") == PAGE
 
 
+def test_rows_of_a_table_have_a_cell_for_each_column():
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE, flags=re.MULTILINE):
+        cells = [len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()]
+        assert len(set(cells)) == 1, table
+
+
 def test_there_is_a_command_and_a_place_for_each_experiment():
     asked = [parse(shlex.split(block)[2:]).experiment for block in BLOCKS]
     assert asked == list(EXPERIMENTS)

@@ -86,5 +86,8 @@ def markdown_table(title: str, columns: Sequence[str], rows: Sequence[tuple[str,
     |---|---|---|
     | SDPA | 1.2 | 4.8 |
     """
-    head = [f"| {' | '.join((title, *columns))} |", "|---" * (1 + len(columns)) + "|"]
-    return "\n".join([*head, *(f"| {' | '.join((name, *cells))} |" for name, cells in rows)])
+    head, *lines = (
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in (name, *cells))} |"
+        for name, cells in ((title, columns), *rows)
+    )
+    return "\n".join([head, "|---" * (1 + len(columns)) + "|", *lines])

@@ -120,7 +120,7 @@ def _show(score: Mapping[str, float]) -> str:
 
 
 def draw(numbers: Mapping[str, Any]) -> Figure:
-    """Draw perplexity on valid against steps of tuning."""
+    """Draw perplexity on valid against steps of tuning; what begins from scratch enters the figure from above."""
     figure, axes = new_figure("a Transformer's weights moved: perplexity on valid", size=(8.0, 4.5))
     for place, (name, result) in enumerate(numbers["rows"].items()):
         points = {int(step): score["perplexity"] for step, score in result["curve"].items()}
@@ -134,13 +134,17 @@ def draw(numbers: Mapping[str, Any]) -> Figure:
             markersize=3,
             label=name,
         )
-    axes.axhline(
-        numbers["floors"]["unigram"]["perplexity"],
-        color="0.1",
-        linestyle=(0, (1, 1.5)),
-        label="floor: unigram",
-    )
+    floor = numbers["floors"]["unigram"]["perplexity"]
+    moved = [
+        score["perplexity"]
+        for name, result in numbers["rows"].items()
+        if "scratch" not in name
+        for score in result["curve"].values()
+    ]
+    lowest, highest = min(moved), max(floor, *moved)
+    axes.axhline(floor, color="0.1", linestyle=(0, (1, 1.5)), label="floor: unigram")
     axes.set(xlabel="steps after the move", ylabel="perplexity")
+    axes.set_ylim(lowest - 0.1 * (highest - lowest), highest + 0.5 * (highest - lowest))
     axes.set_xscale("symlog", linthresh=10)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
     return figure
