@@ -193,7 +193,7 @@ def test_padding_never_matters_whatever_it_holds(kind: str, causal: bool, left: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 8192 - 77, 4000])
+@pytest.mark.parametrize("left", [0, 4000])
 @every_kind
 def test_padding_to_8192_never_matters(kind: str, causal: bool, left: int):
     check_padding(kind, causal, left, 8192 - 77 - left)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_cases import (
     GATED,
+    SPAN,
     attend,
     both_directions,
     documents_of,
@@ -67,9 +68,9 @@ def test_fast_form_equals_its_slow_twin_with_all_gradients(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", [(1000,), (-100, 300, 1, 450, -1, 148)], ids=str)
+@pytest.mark.parametrize("lengths", [(SPAN + 70,), (-60, 180, 1, 300, -1, 40)], ids=str)
 @every_kind_of_form
-def test_a_thousand_tokens_equal_the_slow_twin_with_all_gradients(
+def test_tokens_of_several_spans_equal_the_slow_twin_with_all_gradients(
     kind: str, causal: bool, lengths: tuple[int, ...]
 ):
     check_against_twin(lengths, kind=kind, causal=causal, heads=1)
@@ -112,7 +113,7 @@ def test_gradients_of_the_normalised_op_are_the_derivatives(
     def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, documents, kind=kind, causal=causal, projection=projection)
 
-    assert torch.autograd.gradcheck(op, qkv)
+    assert torch.autograd.gradcheck(op, qkv, fast_mode=True)
 
 
 layouts = st.lists(

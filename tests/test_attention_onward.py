@@ -11,7 +11,7 @@ from attention_cases import (
     attend_onward,
     causal_denominators,
     documents_of,
-    every_causal_kind,
+    every_causal_model_kind,
     every_linear_kind,
     every_linear_kind_at_length,
     every_linear_kind_in_layouts,
@@ -57,7 +57,7 @@ def in_pieces(
     return torch.cat(outs, dim=2), states
 
 
-@pytest.mark.parametrize("layout", [None, (1, 40, EDGE - 41, 60, 1, 111), (-10, 50, -3, 237)], ids=str)
+@pytest.mark.parametrize("layout", [None, (-10, 50, -3, 237)], ids=str)
 @every_linear_kind_at_length
 def test_token_by_token_equals_the_parallel_form(kind: str, layout: tuple[int, ...] | None):
     documents = None if layout is None else documents_of(*layout)
@@ -70,10 +70,10 @@ def test_token_by_token_equals_the_parallel_form(kind: str, layout: tuple[int, .
     assert {tuple(x.dtype for x in state)[:2] for state in states} == {(torch.float32, torch.float32)}
 
 
-@pytest.mark.parametrize("layout", [None, (1, 40, EDGE - 41, 60, 1, 111), (-10, 50, -3, 237)], ids=str)
-@every_causal_kind
-def test_the_form_for_single_tokens_equals_the_parallel_form(kind: str, layout: tuple[int, ...] | None):
-    documents = None if layout is None else documents_of(*layout)
+@pytest.mark.parametrize("layout", [(1, 40, EDGE - 41, 60, 1, 111), (-10, 50, -3, 237)], ids=str)
+@every_causal_model_kind
+def test_the_form_for_single_tokens_equals_the_parallel_form(kind: str, layout: tuple[int, ...]):
+    documents = documents_of(*layout)
     qkv = random_qkv(300)
     whole = attend(*qkv, documents, kind=kind, causal=True, projection=PROJECTION)
     found, _ = in_pieces(qkv, documents, [1] * 300, kind=kind)
@@ -142,7 +142,7 @@ def test_gradients_through_the_state_are_the_derivatives(kind: str, layout: tupl
     def op(*qkv: Tensor) -> Tensor:
         return in_pieces(qkv, documents, [3, 1, 3], kind=kind, projection=projection)[0]
 
-    assert torch.autograd.gradcheck(op, qkv)
+    assert torch.autograd.gradcheck(op, qkv, fast_mode=True)
 
 
 def test_a_document_that_begins_after_the_split_knows_nothing_of_the_state():
@@ -172,7 +172,7 @@ def test_gradients_flow_through_single_tokens():
     def op(*qkv: Tensor) -> Tensor:
         return in_pieces(qkv, None, [1] * 7, kind="favor", projection=projection)[0]
 
-    assert torch.autograd.gradcheck(op, qkv)
+    assert torch.autograd.gradcheck(op, qkv, fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", ["favor", "favor_hyperbolic"])

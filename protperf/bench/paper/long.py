@@ -231,8 +231,7 @@ def draw(numbers: Mapping[str, Any]) -> Figure:
         floor = numbers["floors"]["valid"]["unigram"]["accuracy"]
         axes.axhline(floor, color="0.1", linestyle=(0, (1, 1.5)), label="floor: unigram")
         axes.set(xlabel=label, ylabel="accuracy")
-        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.1%}")
-    panels[1].set_xscale("log")
+        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.2%}")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
