@@ -314,8 +314,6 @@ def test_evaluation_asks_the_same_of_models_trained_with_any_fraction(fraction: 
     ("kind", "attention", "window"),
     [
         ("causal", "favor", 32),
-        ("causal", "favor_hyperbolic", 32),
-        ("causal", "relu", 32),
         ("causal", "relu", 160),
         ("causal", "softmax", 32),
         ("masked", "relu", 32),
