@@ -165,11 +165,11 @@ def test_a_second_start_does_nothing_again_and_other_options_are_refused(
 
 @pytest.mark.slow
 def test_a_killed_command_goes_on_where_it_was(inputs: list[str], trained: tuple[Path, dict], tmp_path: Path):
-    size = [*SPLITS, *SMALL, *SHORT, "--seeds", "1", "--jobs", "1", "--objectives", "causal"]
+    size = [*SPLITS, *SMALL, *SHORT, "--seeds", "1", "--jobs", "1", "--objectives", "masked"]
     arguments = [*inputs, "--work", str(tmp_path / "work"), *size]
-    arguments += ["--systems", "Transformer", "Linear Transformer"]
+    arguments += ["--systems", "Transformer", "Linformer"]
     command = [sys.executable, "-m", "protperf", "bench", "paper", "curves", *arguments]
-    first = tmp_path / "work" / "curves" / "causal-softmax-0" / RESULT_NAME
+    first = tmp_path / "work" / "curves" / "masked-softmax-0" / RESULT_NAME
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(LEAN), *sys.path])}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     while not first.exists():
@@ -177,11 +177,11 @@ def test_a_killed_command_goes_on_where_it_was(inputs: list[str], trained: tuple
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "work" / "curves" / "causal-elu-0" / RESULT_NAME).exists()
+    assert not (tmp_path / "work" / "curves" / "masked-linformer-0" / RESULT_NAME).exists()
     done = first.stat().st_mtime_ns
     numbers = run("curves", tmp_path, *arguments)
     assert first.stat().st_mtime_ns == done
-    expected = [run for run in trained[1]["runs"] if run["objective"] == "causal"]
+    expected = [run for run in trained[1]["runs"] if run["objective"] == "masked"]
     for one, other in zip(numbers["runs"], expected, strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
 
