@@ -124,15 +124,13 @@ def test_machine_code_of_the_default_compiler_agrees_with_eager(kind: str, layou
         ("relu", False, False),
         ("relu", True, True),
         ("rfa", False, True),
-        pytest.param("rfa", True, True, marks=pytest.mark.slow),
         pytest.param("reformer", True, True, marks=pytest.mark.slow),
-        pytest.param("reformer", False, False, marks=pytest.mark.slow),
     ],
 )
 def test_compiled_model_is_one_graph_and_changes_no_buffer(kind: str, causal: bool, checkpointing: bool):
     config = ModelConfig(
         attention=kind,
-        num_layers=2,
+        num_layers=1 if kind == "reformer" else 2,  # of which a layer takes the compiler half a minute
         num_heads=2,
         model_dim=32,
         feedforward_dim=32,
