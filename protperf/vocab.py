@@ -101,7 +101,7 @@ class Vocabulary:
         >>> VOCABULARY.encode("MKt").tolist()
         [10, 8, 16]
         """
-        data = residues.encode() if isinstance(residues, str) else residues
+        data = residues.encode("utf-8", "surrogatepass") if isinstance(residues, str) else residues
         tokens = self.table[np.frombuffer(data, np.uint8)]
         invalid = np.flatnonzero(tokens == INVALID)
         if invalid.size:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
+from protperf.formats.json_files import read_json
 
 MODEL = "model"
 AGAINST = "against"
@@ -37,10 +39,12 @@ def read_scores(path: Path) -> Scores:
         ValueError: no such file, or something else.
     """
     try:
-        scores = json.loads(path.read_text())
+        scores = read_json(path, remedy="give what `protperf evaluate --json` wrote")
         for predictors in scores.values():
             for score in predictors.values():
                 score["perplexity"] = float(score["perplexity"])
+    except FormatError:
+        raise
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:
