@@ -12,6 +12,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -257,10 +258,9 @@ def _read_lines(path: str) -> Iterator[tuple[int, bytes]]:
     """Iterate over the lines of a plain or gzip file, numbered from 1, without their ends."""
     with open(path, "rb") as file:
         zipped = file.read(2) == GZIP_MAGIC
-    opener = gzip.open if zipped else open
     try:
-        with opener(path, "rb") as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(_LONGEST_LINE + 1), b""), 1):
+        with gzip.open(path, "rb") if zipped else open(path, "rb") as lines:
+            for number, line in enumerate(iter(partial(lines.readline, _LONGEST_LINE + 1), b""), 1):
                 if len(line) > _LONGEST_LINE:
                     raise FormatError(
                         f"{path}:{number}: a line of more than {_LONGEST_LINE >> 20} MiB; no table has one"

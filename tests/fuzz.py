@@ -33,6 +33,7 @@ from protperf.formats import FormatError
 
 MOST_MEMORY = 1 << 30
 SECONDS_AN_INPUT = 20
+MEMORY_DISK = "/dev/shm"
 _TOGETHER = 500
 """Inputs of one child."""
 
@@ -71,12 +72,10 @@ def judge(target: Any, kind: int, chosen: Any, folder: Path) -> str:
     return ""
 
 
-def run_child(name: str, number: int, inputs: int, folder: Path, report: Any) -> None:
+def run_child(target: Any, number: int, inputs: int, folder: Path, report: Any) -> None:
     """Read hostile files, drawn with the child's number as seed; report findings, refusals and the peak of memory."""
-    target = make_target(name, folder / "whole")
     place = folder / "input"
     place.mkdir()
-    judge(target, 0, [(9, 0, 0, 0)], place)  # what is imported late is imported now
     _limit_memory()
     before = peak_memory()
     found: dict[str, str] = {}
@@ -93,12 +92,12 @@ def run_child(name: str, number: int, inputs: int, folder: Path, report: Any) ->
     @given(st.integers(0, 255), edits)
     def read(kind: int, chosen: Any) -> None:
         done[0] += 1
-        (folder / "now").write_text(json.dumps([name, kind, chosen]))
-        signal.alarm(SECONDS_AN_INPUT)
+        (folder / "now").write_text(json.dumps([target.name, kind, chosen]))
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_AN_INPUT)  # SIGPROF ends the process
         what = judge(target, kind, chosen, place)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if what and what not in found:
-            found[what] = json.dumps([name, kind, chosen])
+            found[what] = json.dumps([target.name, kind, chosen])
 
     read()
     report.put((done[0], found, peak_memory(), peak_memory() - before))
@@ -115,13 +114,20 @@ def run_many(name: str, inputs: int, first: int = 0) -> dict[str, Any]:
         "findings": {},
         "counts": Counter(),
     }
+    scratch = Path(
+        tempfile.mkdtemp(prefix="fuzz", dir=MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None)
+    )
+    target = make_target(name, scratch / "whole")
+    _warm(target, scratch)
     start, number = time.monotonic(), first
     while figures["inputs"] < inputs:
         number += 1
-        folder = Path(tempfile.mkdtemp(prefix="fuzz"))
+        folder = scratch / f"child{number}"
+        folder.mkdir()
         report = context.Queue()
         child = context.Process(
-            target=run_child, args=(name, number, min(_TOGETHER, inputs - figures["inputs"]), folder, report)
+            target=run_child,
+            args=(target, number, min(_TOGETHER, inputs - figures["inputs"]), folder, report),
         )
         child.start()
         result = None
@@ -144,7 +150,28 @@ def run_many(name: str, inputs: int, first: int = 0) -> dict[str, Any]:
         figures["peak"], figures["more"] = max(figures["peak"], result[2]), max(figures["more"], result[3])
         shutil.rmtree(folder)
     figures["seconds"] = time.monotonic() - start
+    shutil.rmtree(scratch)
     return figures
+
+
+def _warm(target: Any, folder: Path) -> None:
+    """Import what is imported late, and let hypothesis look at the sources, once for all children."""
+    place = folder / "warm"
+    place.mkdir()
+
+    @settings(
+        max_examples=50,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.integers(0, 255), edits)
+    def read(kind: int, chosen: Any) -> None:
+        judge(target, kind, chosen, place)
+
+    read()
 
 
 def peak_memory() -> int:

@@ -99,7 +99,7 @@ def edit_bytes(data: bytes, chosen: Sequence[Edit], words: Sequence[bytes] = ())
 def edit_text(text: str, chosen: Sequence[Edit]) -> str:
     """Return text with its numbers, cells and lines replaced, repeated and removed."""
     for kind, place, value, width in chosen:
-        pattern = (r"-?\d+(\.\d+)?", r"[^,\t\n;:]+", r"[^\n]*\n", r"[A-Za-z]")[width]
+        pattern = (r"-?\d+(\.\d+)?", r"[^,\t\n;:]+", r"[^\n]+\n?", r"[A-Za-z]")[width]
         found = list(re.finditer(pattern, text))
         if not found:
             continue

@@ -39,8 +39,7 @@ HDF5_WORDS = (
     b"\x10\x08\0\0\x08\0\0\0",  # an integer of 8 bytes
     b"\x40\0\0\0\0\0",  # an external link
 )
-_CHECKED = (b"\x89HDF\r\n\x1a\n\2", b"OHDR\2", b"FRHP", b"BTHD", b"BTLF", b"BTIN", b"FHIB", b"OCHK")
-_LONGEST = 4096
+_CHECKED = (b"\x89HDF\r\n\x1a\n\2", b"FRHP", b"BTHD", b"BTLF", b"BTIN", b"FHIB", b"OHDR\2")
 
 
 def whole_dataset(folder: Path) -> Path:
@@ -205,8 +204,21 @@ def _checked_parts(whole: bytes) -> list[tuple[int, int]]:
 
 
 def _end_of(whole: bytes, start: int) -> int:
-    for end in range(start + 8, min(start + _LONGEST, len(whole) - 4)):
-        row = np.frombuffer(whole[start:end], np.uint8).reshape(1, -1)
-        if lookup3(row).astype("<u4").tobytes() == whole[end : end + 4]:
-            return end
+    """Return where the checksum of a structure stands, 0 where it has none."""
+    for size in _sizes_of(whole[start : start + 32]):
+        row = np.frombuffer(whole[start : start + size], np.uint8).reshape(1, -1)
+        if lookup3(row).astype("<u4").tobytes() == whole[start + size : start + size + 4]:
+            return start + size
     return 0
+
+
+def _sizes_of(head: bytes) -> Sequence[int]:
+    """Return the sizes that a structure may have, by its first bytes."""
+    mark = head[:4]
+    if mark == b"OHDR":
+        place = 6 + 16 * bool(head[5] & 0x20) + 4 * bool(head[5] & 0x10)
+        width = 1 << (head[5] & 3)
+        return [place + width + int.from_bytes(head[place : place + width], "little")]
+    if mark in (b"BTLF", b"FHIB"):
+        return range(17, 2048, 11) if mark == b"BTLF" else range(17, 1024, 8)
+    return {b"FRHP": [142], b"BTHD": [34], b"BTIN": range(16, 2048)}.get(mark, [44])

@@ -158,6 +158,8 @@ def make_shards(folder: Path) -> Target:
     """Return the target of shards, n-gram counts and embedding files, with whole ones in a folder."""
     dataset, embeddings = whole_dataset(folder / "dataset"), whole_embeddings(folder / "embeddings")
 
+    counts = (dataset / "ngrams.h5").read_bytes()
+
     def write(seed: int, chosen: Sequence[Edit], place: Path) -> None:
         if seed % 2:
             edit_shards(dataset, seed, chosen, place)
@@ -175,12 +177,11 @@ def make_shards(folder: Path) -> Target:
             return
         from data_prep.check import check_dataset
 
+        steps = [lambda: read_windows(place), lambda: check_dataset(place)]
+        if (place / "ngrams.h5").read_bytes() != counts:  # whole ones take longer than all the rest
+            steps.append(lambda: read_ngrams(place / "ngrams.h5"))
         failed: list[ValueError] = []
-        for step in (
-            lambda: read_windows(place),
-            lambda: read_ngrams(place / "ngrams.h5"),
-            lambda: check_dataset(place),
-        ):
+        for step in steps:
             try:
                 step()
             except ValueError as error:
