@@ -73,6 +73,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "OmegaConf.create": {
         "protperf/config/record.py": "without aliases, never resolved",
+        "protperf/bench/presets.py": "presets of the package",
         "protperf/train/runs.py": "own values",
         "protperf/loggers/tensorboard.py": "own values",
     },

@@ -129,7 +129,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     content = read_tensors(
         path,
         cut="not a whole file of torch 1.6 or later; save it anew: torch.save(torch.load(FILE, weights_only=True), FILE)",
-        objects="holds objects that only running code opens; save its state dict alone, as safetensors",
+        objects="holds objects that only running code opens, or numbers of 8 bits; save its state dict alone, as safetensors",
     )
     if isinstance(content, dict) and isinstance(content.get("model"), dict):  # fairseq's checkpoints
         content = content["model"]
