@@ -247,7 +247,7 @@ def read_manifest(dataset_dir: Path | str) -> Manifest:
 def _check_claims(path: Path, manifest: Manifest) -> None:
     """Raise unless names stay inside the folder and windows inside their files, so that no number asks for more than is there."""
     _check_names(
-        path, [entry.file for entry in (*manifest.shards, manifest.ngrams)], "prepare the dataset again"
+        path, [*(shard.file for shard in manifest.shards), manifest.ngrams.file], "prepare the dataset again"
     )
     if not 1 <= manifest.window <= MAX_WINDOW:
         raise FormatError(
