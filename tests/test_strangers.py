@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import torch
 from checkpoints import make_checkpoint
 from fuzz_hdf5 import hostile_hdf5, whole_dataset
 from prepared import REPOSITORY
+from training import protperf
 
 from protperf.checkpoint import load_model
 from protperf.checkpoint.export import export_model
@@ -516,3 +518,46 @@ def test_numbers_of_an_archive_claim_what_is_there(tmp_path: Path):
     path.write_bytes(whole)
     with NpzFile(path) as file:
         assert all(isinstance(each.array, np.ndarray) and each.array.flags.writeable for each in file)
+
+
+BOMB = r"bomb\.fasta: a record of more than 8 MiB of text"
+MANIFEST = r"dataset/manifest\.json: damaged manifest \(1152921504606846976 windows"
+COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "sequences": (("embed", "m.ckpt", "bomb.fasta", "out.h5"), BOMB),
+    "prepare": (("prepare", "bomb.fasta", "out"), BOMB),
+    "checkpoint": (
+        ("embed", "evil.ckpt", "a.fasta", "out.h5"),
+        r"evil\.ckpt: not a checkpoint .*it names posix",
+    ),
+    "folder": (("convert", "model", "out"), r"model/model\.safetensors: its configuration asks for"),
+    "evaluate": (("evaluate", "m.ckpt", "dataset"), MANIFEST),
+    "train": (("train", "data.path=dataset", "name=out", "run_dir=out"), MANIFEST),
+    "mutations": (
+        ("score", "m.ckpt", "--mutations", "bomb.csv", "--out", "out.csv"),
+        r"bomb\.csv: .* unpack to more",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_ends_with_one_line(name: str, tmp_path: Path):
+    make_checkpoint(tmp_path / "m.ckpt")
+    archive(tmp_path / "evil.ckpt", {"data.pkl": pickled(*CALLS["code"]), "version": b"3\n"})
+    (tmp_path / "a.fasta").write_text(">a\nMKTAYI\n")
+    for file, start, size in (("bomb.fasta", b">a\n", 16), ("bomb.csv", b"mutant\n", 272)):
+        packed = gzip.compress(b"M" * (16 << 20)) * (size // 16)
+        (tmp_path / file).write_bytes(gzip.compress(start) + packed)
+    edit_manifest(whole_dataset(tmp_path / "dataset"), "shards.0.windows", 2**60)
+    export_model(load_model(tmp_path / "m.ckpt"), tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_bytes())
+    config["model"]["num_layers"] = 10**9
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    arguments, message = COMMANDS[name]
+    done = protperf(*arguments, cwd=tmp_path)
+    *log, line = done.stderr.splitlines()
+    assert re.match(f"protperf {arguments[0]}: {message}", line), line
+    assert "Traceback" not in "".join(log)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert not (tmp_path / "HACKED").exists()
+    assert not any(path.is_file() for path in (tmp_path / "out").rglob("*.h5"))

@@ -20,7 +20,7 @@ from protperf.batches import is_out_of_memory
 from protperf.formats import FormatError
 
 LARGEST_PICKLE = 16 << 20
-"""Bytes of what describes the tensors: those of 36 layers with Adam's state take 0.2 MB."""
+"""Bytes of what describes the tensors: those of 36 layers with Adam's state take 124,000, in 40,000 instructions."""
 MOST_STEPS = 4_000_000
 """Instructions of a pickle; each may make an object of a hundred bytes."""
 

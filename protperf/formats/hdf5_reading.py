@@ -113,31 +113,42 @@ class Hdf5File:
             data = self._read(dataset.id.get_offset(), size) if size else b""
             return np.frombuffer(bytearray(data), dtype).reshape(shape)
 
-    def read_chunks(self, dataset: h5py.Dataset, into: np.ndarray) -> None:
-        """Fill an array of numbers that lies in packed chunks.
+    def fill(self, dataset: h5py.Dataset, into: np.ndarray) -> None:
+        """Fill an array with the numbers of a dataset, which lie in one piece or in chunks, plain or packed by deflate.
 
         Raises:
             FormatError: shape or type differ, or a chunk is damaged or unpacks to more than its numbers.
         """
         with self.reading(f"entry {dataset.name!r} is damaged"):
-            shape, chunks, plan = dataset.shape, dataset.chunks, dataset.id.get_create_plist()
+            shape, plan = dataset.shape, dataset.id.get_create_plist()
             filters = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]
-            if shape != into.shape or dataset.dtype != into.dtype or filters != [_DEFLATE] or not chunks:
-                raise ValueError(
-                    f"{dataset.dtype} {shape}; it must be {into.dtype} {into.shape}, packed by deflate"
-                )
-            if not all(0 < chunk <= size for chunk, size in zip(chunks, shape, strict=True)):
-                raise ValueError(f"chunks of {chunks}")
-            for start in itertools.product(*map(range, itertools.repeat(0), shape, chunks)):
-                found = dataset.id.get_chunk_info_by_coord(start)
-                if found.filter_mask or found.byte_offset is None:
-                    raise ValueError(f"no chunk at {start}")
-                part = self._unpack(
-                    self._read(found.byte_offset, found.size), math.prod(chunks) * into.itemsize
-                )
-                place = tuple(slice(first, first + chunk) for first, chunk in zip(start, chunks, strict=True))
-                numbers = np.frombuffer(part, into.dtype).reshape(chunks)
+            if shape != into.shape or dataset.dtype != into.dtype or filters not in ([], [_DEFLATE]):
+                raise ValueError(f"{dataset.dtype} {shape}; it must be {into.dtype} {into.shape}")
+            if plan.get_layout() == h5py.h5d.CONTIGUOUS:
+                data = self._read(dataset.id.get_offset(), into.nbytes)
+                into[...] = np.frombuffer(data, into.dtype).reshape(shape)
+                return
+            for place, data in self._chunks(dataset, into.itemsize, packed=bool(filters)):
+                numbers = np.frombuffer(data, into.dtype).reshape(dataset.chunks)
                 into[place] = numbers[tuple(map(slice, into[place].shape))]
+
+    def _chunks(
+        self, dataset: h5py.Dataset, item_bytes: int, *, packed: bool
+    ) -> Iterator[tuple[tuple[slice, ...], bytes]]:
+        """Yield the place and the bytes of each chunk."""
+        shape, chunks = dataset.shape, dataset.chunks
+        if not chunks or not all(0 < chunk <= size for chunk, size in zip(chunks, shape, strict=True)):
+            raise ValueError(f"chunks of {chunks}")
+        size = math.prod(chunks) * item_bytes
+        for start in itertools.product(*map(range, itertools.repeat(0), shape, chunks)):
+            found = dataset.id.get_chunk_info_by_coord(start)
+            if found.filter_mask or found.byte_offset is None:
+                raise ValueError(f"no chunk at {start}")
+            data = self._read(found.byte_offset, found.size)
+            data = zlib.decompressobj().decompress(data, size + 1) if packed else data
+            if len(data) != size:
+                raise ValueError("a chunk of another size")
+            yield tuple(slice(first, first + chunk) for first, chunk in zip(start, chunks, strict=True)), data
 
     def close(self) -> None:
         """Close the file."""
@@ -163,14 +174,6 @@ class Hdf5File:
         if offset < end:
             raise ValueError("the file is cut short")
         return b"".join(parts)
-
-    @staticmethod
-    def _unpack(data: bytes, size: int) -> bytes:
-        """Return so many bytes that deflate packed, and refuse more."""
-        unpacked = zlib.decompressobj().decompress(data, size + 1)
-        if len(unpacked) != size:
-            raise ValueError("a chunk of another size")
-        return unpacked
 
 
 def _value_of(owner: h5py.File | h5py.Dataset, name: str) -> Any:

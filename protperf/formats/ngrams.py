@@ -140,7 +140,7 @@ def read_ngrams(path: Path) -> NgramCounts:
     with opened as file:
         _check_attributes(path, file.attributes())
         for order, array in orders.items():
-            file.read_chunks(file.dataset(f"order{order}"), array)
+            file.fill(file.dataset(f"order{order}"), array)
     return NgramCounts(orders)
 
 
