@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,24 @@ def test_a_pickle_that_names_anything_but_tensors_is_refused_unread(
         with pytest.raises(FormatError, match=r"it names .* give another one|it names"):
             read(path)
     assert sorted(os.listdir(tmp_path)) == ["m.ckpt"]
+
+
+def test_no_second_pickle_hides_behind_the_one_that_is_looked_through(tmp_path: Path):
+    whole = make_checkpoint(tmp_path / "m.ckpt")
+    with zipfile.ZipFile(whole) as file:
+        members = {name.partition("/")[2]: file.read(name) for name in file.namelist()}
+    evil = pickled(*CALLS["code"])
+    for name in ("DATA.PKL", "Data.pkl", "x/data.pkl", "data.pkl"):
+        with zipfile.ZipFile(tmp_path / "two.ckpt", "w") as made, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a name that stands there twice
+            for each, data in [*members.items(), (name, evil)]:
+                made.writestr(f"m/{each}", data)
+        for read in (load_model, read_pickle):
+            with pytest.raises(FormatError, match="two"):
+                read(tmp_path / "two.ckpt")
+    (tmp_path / "behind.ckpt").write_bytes(evil + whole.read_bytes())  # a pickle first, an archive behind it
+    with pytest.raises(FormatError, match="not a checkpoint"):
+        load_model(tmp_path / "behind.ckpt")
 
 
 def test_members_of_a_checkpoint_lie_in_it_unpacked(tmp_path: Path):

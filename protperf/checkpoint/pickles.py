@@ -24,6 +24,7 @@ LARGEST_PICKLE = 16 << 20
 MOST_STEPS = 4_000_000
 """Instructions of a pickle; each may make an object of a hundred bytes."""
 
+_PICKLE = "data.pkl"
 _PROTOCOL = 2
 _NAMES = re.compile(
     r"collections OrderedDict|torch Size|torch (bool|u?int\d+|b?float\d+)|torch \w+Storage|torch\.nn\.parameter Parameter"
@@ -66,13 +67,13 @@ def read_tensors(path: Path, *, cut: str, objects: str) -> Any:
         _check_members(path, members, cut)
         try:
             damaged = archive.testzip()  # torch does not compare the checksums
-            pickles = [archive.read(each) for each in members if each.filename.endswith("/data.pkl")]
+            pickles = [archive.read(each) for each in members if each.filename.lower().endswith(_PICKLE)]
         except Exception as error:
             raise FormatError(f"{path}: {cut}") from error
     if damaged:
         raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
-    if len(pickles) != 1:
-        raise FormatError(f"{path}: {cut}")
+    if len(pickles) != 1 or len({each.filename.lower() for each in members}) < len(members):
+        raise FormatError(f"{path}: {cut}")  # torch, to which cases are the same, could take another one
     try:
         _check_pickle(pickles[0])
         # mapped: a rank that only asks for an entry need not hold the weights
@@ -92,7 +93,7 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: str) -> None
     packed = [each for each in members if each.compress_type != zipfile.ZIP_STORED]
     if packed or any(each.compress_size != each.file_size for each in members):
         raise FormatError(f"{path}: {cut} (its members are packed, which torch.save does not do)")
-    pickle_bytes = sum(each.file_size for each in members if each.filename.endswith(".pkl"))
+    pickle_bytes = sum(each.file_size for each in members if each.filename.lower().endswith(_PICKLE))
     if sum(each.file_size for each in members) > size or pickle_bytes > LARGEST_PICKLE:
         raise FormatError(f"{path}: {cut} (its members claim more bytes than it has, or its pickle too many)")
 
