@@ -552,7 +552,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "evaluate": (("evaluate", "m.ckpt", "dataset"), MANIFEST),
     "train": (("train", "data.path=dataset", "name=out", "run_dir=out"), MANIFEST),
     "mutations": (
-        ("score", "m.ckpt", "--mutations", "bomb.csv", "--out", "out.csv"),
+        ("score", "m.ckpt", "--mutations", "bomb.csv", "out.csv"),
         r"bomb\.csv: .* unpack to more",
     ),
 }
