@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
 from protperf.formats.json_files import read_json
 
@@ -43,8 +42,6 @@ def read_scores(path: Path) -> Scores:
         for predictors in scores.values():
             for score in predictors.values():
                 score["perplexity"] = float(score["perplexity"])
-    except FormatError:
-        raise
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, AttributeError, KeyError) as error:
