@@ -135,6 +135,6 @@ def check_fingerprint(found: str, place: str) -> None:
     """
     if found != VOCABULARY.fingerprint:
         raise ValueError(
-            f"{place}: made with another vocabulary (fingerprint {found[:12]}, this protperf has "
+            f"{place}: made with another vocabulary (fingerprint {found[:12]!r}, this protperf has "
             f"{VOCABULARY.fingerprint[:12]}); token ids would not mean the same: prepare or train it again"
         )

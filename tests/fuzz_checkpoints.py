@@ -225,7 +225,7 @@ def _edit_pickle(data: bytes, chosen: Sequence[Edit]) -> bytes:
         elif kind == 4:
             data = data[:start] + data[end:]
         elif kind == 5:
-            data = data[:start] + data[start:end] * (1 + value) + data[end:]
+            data = data[:start] + data[start : min(end, start + 64)] * (1 + value) + data[end:]
         elif kind == 6 and data[start : start + 1] in (b"K", b"M", b"J"):
             number = struct.pack("<q", (2**31 - 1, 2**40, 2**62, -1, -(2**40), 0)[value % 6])
             data = data[:start] + b"\x8a\x08" + number + data[end:]

@@ -15,7 +15,7 @@ from fuzz_edits import Edit, dump, edit_bytes, edit_json
 
 from protperf.formats.embedding_merge import WRITERS
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
-from protperf.formats.hdf5_bytes import lookup3
+from protperf.formats.hdf5_bytes import lookup3_of
 from protperf.formats.manifest import Manifest, RecordCounts, SplitStats, dataset_digest, write_manifest
 from protperf.formats.ngrams import NgramCounter, write_ngrams
 from protperf.formats.shard_writer import shard_name, write_shard
@@ -186,8 +186,7 @@ def _digest_of(manifest: dict) -> str:
 def _with_right_checksums(whole: bytes, edited: bytes) -> bytes:
     data = bytearray(edited)
     for start, end in _checked_parts(whole):
-        row = np.frombuffer(bytes(data[start:end]), np.uint8).reshape(1, -1)
-        data[end : end + 4] = lookup3(row).astype("<u4").tobytes()
+        data[end : end + 4] = lookup3_of(bytes(data[start:end])).to_bytes(4, "little")
     return bytes(data)
 
 
@@ -206,8 +205,10 @@ def _checked_parts(whole: bytes) -> list[tuple[int, int]]:
 def _end_of(whole: bytes, start: int) -> int:
     """Return where the checksum of a structure stands, 0 where it has none."""
     for size in _sizes_of(whole[start : start + 32]):
-        row = np.frombuffer(whole[start : start + size], np.uint8).reshape(1, -1)
-        if lookup3(row).astype("<u4").tobytes() == whole[start + size : start + size + 4]:
+        if (
+            lookup3_of(whole[start : start + size]).to_bytes(4, "little")
+            == whole[start + size : start + size + 4]
+        ):
             return start + size
     return 0
 

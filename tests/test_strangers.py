@@ -65,7 +65,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "np.load": {"protperf/formats/ngrams.py": OWN, "data_prep/tables.py": OWN},
     "h5py.File": {
-        "protperf/formats/hdf5_reading.py": "the one reader of HDF5",
         "protperf/formats/shard_writer.py": "writes",
         "protperf/formats/ngrams.py": "writes",
     },
@@ -368,7 +367,7 @@ def test_hdf5_holds_nothing_that_lies_elsewhere_or_unpacks(tmp_path: Path):
             file[0]
         refused[name] = str(caught.value).partition("damaged (")[2]
     assert refused["external"] == refused["soft"] == "a link to elsewhere); embed again"
-    assert refused["storage"] == refused["virtual"] == "its numbers lie in another file); embed again"
+    assert all(refused[name].startswith("its numbers lie in another file") for name in ("storage", "virtual"))
     assert len(refused) == 7
 
 

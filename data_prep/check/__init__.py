@@ -10,7 +10,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
 from tqdm import tqdm
 
@@ -259,20 +258,19 @@ def _check_frame(
         )
     totals.ranges = index, num_shards
     tokens = file.dataset("tokens")
-    plan = tokens.id.get_create_plist()
     expected = {
         "format": shards.FORMAT,
         "split": shard.split,
         "window": manifest.window,
         "vocabulary": " ".join(VOCABULARY.tokens),
         "fingerprint": VOCABULARY.fingerprint,
-        "layout": ("uint8", (shard.windows, manifest.window), h5py.h5d.CONTIGUOUS, 0, 0),
+        "layout": ("|u1", (shard.windows, manifest.window), (), ()),
         "offset": shard.offset,
         "format_version": shards.FORMAT_VERSION,
     }
     found = {name: about.get(name) for name in expected if name not in ("layout", "offset")}
-    layout = plan.get_layout(), plan.get_nfilters(), plan.get_external_count()
-    found |= {"layout": (str(tokens.dtype), tokens.shape, *layout), "offset": tokens.id.get_offset()}
+    layout = tokens.dtype, tokens.shape, tokens.chunks, tokens.filters
+    found |= {"layout": layout, "offset": tokens.address}
     for name, value in expected.items():
         if found[name] != value:
             raise FormatError(f"{path}: its {name} is {found[name]}, not {value}: {_REMEDY}")

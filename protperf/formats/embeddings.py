@@ -213,8 +213,8 @@ def read_embeddings(path: Path | str) -> tuple[list[str], list[np.ndarray]]:
     return [each.id for each in embeddings], [each.array for each in embeddings]
 
 
-def _as_text(attribute: str | np.void) -> str:
-    return attribute if isinstance(attribute, str) else attribute.tobytes().decode()
+def _as_text(attribute: str | bytes) -> str:
+    return attribute if isinstance(attribute, str) else attribute.decode("utf-8", "surrogateescape")
 
 
 def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:

@@ -167,7 +167,7 @@ def _check_attributes(path: Path, shard: ShardEntry, window: int) -> None:
     with Hdf5File(path, unreadable="no readable shard", remedy="copy it or prepare it again") as file:
         about, tokens = file.attributes(), file.dataset("tokens")
         found = (about.get("format"), about.get("split"), tokens.shape)
-        version, offset = about.get("format_version", 0), tokens.id.get_offset()
+        version, offset = about.get("format_version", 0), tokens.address
         check_fingerprint(str(about.get("fingerprint")), str(path))
     expected = (FORMAT, shard.split, (shard.windows, window))
     if found != expected or offset != shard.offset:
