@@ -10,7 +10,7 @@ import pytest
 from fuzz import NAMES
 from prepared import REPOSITORY
 
-INPUTS = {"sequences": 1500, "shards": 500, "checkpoints": 400, "mutations": 2000}
+INPUTS = {"sequences": 2000, "shards": 1500, "checkpoints": 800, "mutations": 1000}
 
 
 @pytest.mark.slow
