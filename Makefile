@@ -3,17 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
 JOBS ?= 2
+FUZZ_INPUTS ?= 200000
 PYTEST = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick format constraints clean
+.PHONY: help install demo test quick fuzz format constraints clean
 
 help:
 	@echo "make install      make $(VENV) with protperf and its tools"
 	@echo "make demo         real proteins -> shards -> model -> embeddings -> figures, in demo/ (minutes on two cores)"
 	@echo "make test         format, lint, types and all tests, as CI runs them"
 	@echo "make quick        the same without the slow tests"
+	@echo "make fuzz         give hostile files to the readers, FUZZ_INPUTS=200000 in all (half an hour on one core)"
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make constraints  pin the newest versions of all dependencies in constraints.txt"
 
@@ -42,6 +44,9 @@ quick: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(PYTEST) -m "not slow"
+
+fuzz: install
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --inputs $(FUZZ_INPUTS)
 
 format: install
 	$(BIN)/ruff format .

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protperf.formats.manifest import MAX_WINDOW
+
 DUPLICATES = ("drop", "keep")
 TAILS = ("pad", "drop")
 FRAGMENTS = ("keep", "drop")
 KEEP = ("all", "representative")
 MMSEQS = "mmseqs"
 
-MAX_WINDOW = 1 << 24
 NUM_EVIDENCE_LEVELS = 5
 
 PAPER_FAMILIES = (

@@ -115,7 +115,7 @@ class PartReader:
 def _blocks(stream: SequenceStream, size: int) -> Iterator[tuple[bytes, int]]:
     """Yield blocks of about `size` bytes for a `BlockParser`, with the number of lines or entries in each."""
     if stream.kind == "fasta":
-        for text in cut_records(stream.pieces(), size):
+        for text in cut_records(stream.pieces(), size, source=stream.place):
             yield text, count_lines(text)
         return
     from protperf.formats.flatfiles import entries

@@ -12,6 +12,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,14 @@ from protperf.formats import FormatError
 from protperf.formats.commit import commit_file
 from protperf.formats.headers import parse_header
 from protperf.formats.streams import BYTE_ORDER_MARK
+from protperf.formats.unpacking import GZIP_MAGIC
 
 REPRESENTATIVE = 8
 """Added to the number of the split where the name is that of its cluster's representative."""
 
 ABSENT = 255
 
-_GZIP_MAGIC = b"\x1f\x8b"
+_LONGEST_LINE = 1 << 20
 _NUM_BUCKETS = 256
 _HELD = 1 << 20
 _ENTRY = np.dtype([("name", "<u8"), ("line", "<u8"), ("value", "u1")])
@@ -255,11 +257,14 @@ def _read_clusters(path: str) -> Iterator[tuple[int, bytes, bytes]]:
 def _read_lines(path: str) -> Iterator[tuple[int, bytes]]:
     """Iterate over the lines of a plain or gzip file, numbered from 1, without their ends."""
     with open(path, "rb") as file:
-        zipped = file.read(2) == _GZIP_MAGIC
-    opener = gzip.open if zipped else open
+        zipped = file.read(2) == GZIP_MAGIC
     try:
-        with opener(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
+        with gzip.open(path, "rb") if zipped else open(path, "rb") as lines:
+            for number, line in enumerate(iter(partial(lines.readline, _LONGEST_LINE + 1), b""), 1):
+                if len(line) > _LONGEST_LINE:
+                    raise FormatError(
+                        f"{path}:{number}: a line of more than {_LONGEST_LINE >> 20} MiB; no table has one"
+                    )
                 yield number, line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FormatError(f"{path}: damaged gzip file ({error})") from None

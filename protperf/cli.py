@@ -11,6 +11,8 @@ import select
 import signal
 import sys
 
+from protperf.formats import one_line
+
 COMMANDS = {
     "prepare": ("data_prep.prepare", "UniProt FASTA -> shards of concatenated windows"),
     "train": ("protperf.train", "train a masked or causal protein language model (Hydra)"),
@@ -86,8 +88,9 @@ def _run() -> int:
     except (ValueError, OSError) as error:
         if debug or (isinstance(error, BrokenPipeError) and _is_closed_pipe(1)):
             raise
-        line = str(error).replace("\n", "\\n").replace("\r", "\\r")  # of a file's name
-        print(f"protperf {command}: {line}", file=sys.stderr)
+        print(
+            f"protperf {command}: {one_line(str(error))}", file=sys.stderr
+        )  # it may quote a file or its name
         return 1
     except MemoryError:
         print(f"protperf {command}: out of memory; --help tells which sizes can be lowered", file=sys.stderr)
@@ -95,7 +98,7 @@ def _run() -> int:
     except Exception as error:
         if debug:
             raise
-        text = " ".join(str(error).split())
+        text = one_line(" ".join(str(error).split()))
         print(
             f"protperf {command}: internal error: {type(error).__name__}: {text}; --debug shows where",
             file=sys.stderr,

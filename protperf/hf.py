@@ -8,7 +8,6 @@ Axis letters: `B` batch, `L` length in tokens, `D` model width, `V` vocabulary.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,10 @@ except ImportError as error:
     raise ImportError("protperf.hf needs transformers: pip install 'protperf[hf]'") from error
 
 from protperf.checkpoint.files import BEFORE, describe
-from protperf.checkpoint.folder import MODEL_TYPE, WEIGHTS_NAME, check_config, folder_config, read_weights
-from protperf.checkpoint.loading import build_model, check_finite
+from protperf.checkpoint.folder import MODEL_TYPE, WEIGHTS_NAME, check_config, folder_config
+from protperf.checkpoint.loading import build_model, check_shared
 from protperf.config import ModelConfig, ObjectiveConfig
+from protperf.formats.json_files import read_json
 from protperf.vocab import PADDING_DOCUMENT, VOCABULARY, check_fingerprint
 
 NOT_ASKED = -100
@@ -159,7 +159,8 @@ class ProtperfPreTrainedModel(PreTrainedModel):
         place = pretrained_model_name_or_path
         file = Path(place or "", kwargs.get("subfolder") or "", WEIGHTS_NAME)
         if place and file.is_file():
-            check_finite(read_weights(file), place=str(file))
+            check_shared(file)
+        kwargs["use_safetensors"] = True  # no pickle, whatever else lies in the folder
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -294,8 +295,9 @@ class ProtperfTokenizer(PreTrainedTokenizer):
 
     def __init__(self, vocab_file: str | None = None, **kwargs: Any) -> None:
         if vocab_file is not None:
-            about = json.loads(Path(vocab_file).read_bytes())
-            check_fingerprint(str(about.get("fingerprint")), vocab_file)
+            about = read_json(Path(vocab_file), remedy="give another folder")
+            found = about.get("fingerprint") if isinstance(about, dict) else None
+            check_fingerprint(str(found), vocab_file)
         special = {f"{name}_token": f"<{name}>" for name in ("pad", "bos", "eos", "mask", "unk")}
         super().__init__(**{**special, "clean_up_tokenization_spaces": False, **kwargs})
 

@@ -149,6 +149,8 @@ class TensorFolder:
         table = self._partial.read(0, self._partial.size).decode("utf-8", "surrogateescape")
         for line in table.splitlines()[1:]:
             number, name, *_ = line.split("\t")
+            if name != Path(name).name:
+                raise FormatError(f"{self._work / INDEX}: names a file outside its folder, {name!r}")
             yield int(number), name
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:

@@ -101,7 +101,7 @@ class Vocabulary:
         >>> VOCABULARY.encode("MKt").tolist()
         [10, 8, 16]
         """
-        data = residues.encode() if isinstance(residues, str) else residues
+        data = residues.encode("utf-8", "surrogatepass") if isinstance(residues, str) else residues
         tokens = self.table[np.frombuffer(data, np.uint8)]
         invalid = np.flatnonzero(tokens == INVALID)
         if invalid.size:
@@ -135,6 +135,6 @@ def check_fingerprint(found: str, place: str) -> None:
     """
     if found != VOCABULARY.fingerprint:
         raise ValueError(
-            f"{place}: made with another vocabulary (fingerprint {found[:12]}, this protperf has "
+            f"{place}: made with another vocabulary (fingerprint {found[:12]!r}, this protperf has "
             f"{VOCABULARY.fingerprint[:12]}); token ids would not mean the same: prepare or train it again"
         )

@@ -411,6 +411,32 @@ def test_ngram_file_comes_back_and_is_refused_when_damaged(tmp_path: Path):
         read_ngrams(path)
 
 
+@pytest.mark.parametrize(
+    "stored", [{}, {"chunks": True}, {"compression": "gzip"}, {"chunks": (5,), "compression": 9}], ids=str
+)
+def test_counts_are_read_however_they_are_stored(tmp_path: Path, stored: dict[str, object]):
+    counter = NgramCounter()
+    counter.add(protein("MKWVTFISLL"))
+    counts, path = counter.counts(), tmp_path / "ngrams.h5"
+    write_ngrams(path, counts)
+    with h5py.File(path, "r+") as file:
+        for order, array in counts.orders.items():
+            del file[f"order{order}"]
+            chunks = stored.get("chunks")
+            file.create_dataset(
+                f"order{order}",
+                data=array,
+                **stored | ({"chunks": chunks * order} if isinstance(chunks, tuple) else {}),
+            )
+    for order, array in read_ngrams(path).orders.items():
+        np.testing.assert_array_equal(array, counts.orders[order])
+    with h5py.File(path, "r+") as file:
+        del file["order2"]
+        file.create_dataset("order2", data=counts.orders[2], shuffle=True)
+    with pytest.raises(FormatError, match="entry 'order2' is damaged"):
+        read_ngrams(path)
+
+
 def test_a_byte_that_is_no_token_is_named_by_window(tmp_path: Path):
     make_dataset(tmp_path, [3])
     windows = ShardSet(tmp_path, "train")

@@ -209,10 +209,16 @@ def test_a_service_that_dies_ends_nothing(tmp_path: Path):
 
 
 def test_with_a_key_every_start_is_online_and_resumes_the_same_run(tmp_path: Path):
+    secret = "5ec2e7a1" * 5
     with wandb_server() as server:
-        key = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": server.url}
-        for steps in (10, 20):
-            train(tmp_path, f"trainer.max_steps={steps}", "logger.entity=lab", **key)
+        key = {"WANDB_API_KEY": secret, "WANDB_BASE_URL": server.url}
+        said = [
+            train(tmp_path, f"trainer.max_steps={steps}", "logger.entity=lab", **key) for steps in (10, 20)
+        ]
+    assert secret not in "".join(said)
+    written = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert {"config.yaml", "train.log", "best.ckpt", "config.json"} <= {path.name for path in written}
+    assert [path for path in written if secret.encode() in path.read_bytes()] == []
     run_id = (tmp_path / "runs" / "w" / "wandb_id").read_text()
     asked = server.asked["RunResumeStatus"]
     assert [(query["name"], query["project"], query["entity"]) for query in asked] == [

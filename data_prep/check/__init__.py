@@ -10,13 +10,13 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
 from tqdm import tqdm
 
 from data_prep.check.scan import ShardScan, find_repeated, scan_shard, split_histogram
 from data_prep.keys import KEY_BITS, order_keys
 from protperf.formats import FormatError, shards
+from protperf.formats.hdf5_reading import Hdf5File
 from protperf.formats.manifest import (
     MANIFEST_NAME,
     SPLITS,
@@ -215,11 +215,8 @@ def _check_shard(path: Path, shard: ShardEntry, manifest: Manifest, totals: _Spl
     if digest != shard.sha256:
         where = f" (first seen at {scan.fault})" if scan.fault else ""
         raise FormatError(f"{path}: its SHA-256 is not the manifest's{where}: {_REMEDY}")
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            _check_frame(path, file, shard, manifest, totals)
-    except (OSError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: no readable shard ({error}); prepare the dataset again") from None
+    with Hdf5File(path, unreadable="no readable shard", remedy="prepare the dataset again") as file:
+        _check_frame(path, file, shard, manifest, totals)
     if scan.fault:
         raise FormatError(f"{path}: {scan.fault}; a shard holds whole proteins: prepare the dataset again")
     if manifest.options.get("duplicates") == "drop" and (twice := find_repeated(scan.lows)):
@@ -247,31 +244,33 @@ def _find_disorder(path: Path, scan: ShardScan, seed: int, totals: _SplitTotals)
 
 
 def _check_frame(
-    path: Path, file: h5py.File, shard: ShardEntry, manifest: Manifest, totals: _SplitTotals
+    path: Path, file: Hdf5File, shard: ShardEntry, manifest: Manifest, totals: _SplitTotals
 ) -> None:
     """Raise unless the HDF5 file says of itself what the manifest says, and is laid out to be read without HDF5."""
-    index, num_shards = int(file.attrs["shard"]), int(file.attrs["num_shards"])
+    about = file.attributes()
+    index, num_shards = about.get("shard"), about.get("num_shards")
+    if type(index) is not int or type(num_shards) is not int:
+        raise FormatError(f"{path}: no readable shard (it does not say which one it is): {_REMEDY}")
     before, of_all = totals.ranges or (-1, num_shards)
     if not before < index < num_shards == of_all:
         raise FormatError(
             f"{path}: is shard {index} of {num_shards}, after shard {before} of {of_all}; they rise: {_REMEDY}"
         )
     totals.ranges = index, num_shards
-    tokens = file["tokens"]
-    plan = tokens.id.get_create_plist()
+    tokens = file.dataset("tokens")
     expected = {
         "format": shards.FORMAT,
         "split": shard.split,
         "window": manifest.window,
         "vocabulary": " ".join(VOCABULARY.tokens),
         "fingerprint": VOCABULARY.fingerprint,
-        "layout": ("uint8", (shard.windows, manifest.window), h5py.h5d.CONTIGUOUS, 0, 0),
+        "layout": ("|u1", (shard.windows, manifest.window), (), ()),
         "offset": shard.offset,
         "format_version": shards.FORMAT_VERSION,
     }
-    found = {name: file.attrs[name] for name in expected if name not in ("layout", "offset")}
-    layout = plan.get_layout(), plan.get_nfilters(), plan.get_external_count()
-    found |= {"layout": (str(tokens.dtype), tokens.shape, *layout), "offset": tokens.id.get_offset()}
+    found = {name: about.get(name) for name in expected if name not in ("layout", "offset")}
+    layout = tokens.dtype, tokens.shape, tokens.chunks, tokens.filters
+    found |= {"layout": layout, "offset": tokens.address}
     for name, value in expected.items():
         if found[name] != value:
             raise FormatError(f"{path}: its {name} is {found[name]}, not {value}: {_REMEDY}")

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from protperf.checkpoint.files import BEST_NAME
 from protperf.checkpoint.loading import MODEL_DIR, TrainedModel
+from protperf.config import read_record
 from protperf.formats import FormatError
 from protperf.formats.manifest import Manifest, read_manifest
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
@@ -56,7 +55,7 @@ def collect_facts(trained: TrainedModel) -> RunFacts:
         if keys is None or key in keys
     }
     more = settings.get("data", {}).get("more_paths") or ()
-    if more:
+    if isinstance(more, list) and more:
         told["data.more_paths"] = f"windows of {len(more)} more dataset{'s' * (len(more) > 1)} mixed in"
     dataset_dir = settings.get("data", {}).get("path")
     manifest = _read_manifest(Path(str(dataset_dir)), trained.dataset_digest) if dataset_dir else None
@@ -73,11 +72,9 @@ def _run_dir(checkpoint: Path) -> Path | None:
 
 def _read_settings(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception:  # whatever a reader of YAML makes of foreign bytes
+        return read_record(path)
+    except (ValueError, OSError):
         return {}
-    sections = content.items() if isinstance(content, dict) else ()
-    return {str(name): dict(section) for name, section in sections if isinstance(section, dict)}
 
 
 def _read_manifest(dataset_dir: Path, digest: str) -> Manifest | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from protperf import __version__
-from protperf.batches import is_out_of_memory
+from protperf.checkpoint.pickles import read_tensors
 from protperf.config import ModelConfig, ObjectiveConfig, to_dict
 from protperf.formats import FormatError
 from protperf.vocab import VOCABULARY, check_fingerprint
@@ -26,16 +25,17 @@ BEFORE = {"rfa_gate": False}
 
 _MAY_CHANGE = ("dropout", "activation_checkpointing")
 """Keys of the model that may differ when a run goes on: they are no part of what was learned."""
-_ENTRIES = ("state_dict", "global_step", ENTRY)
+_ENTRIES = {"state_dict": dict, "global_step": int, ENTRY: dict}
 _OF_TRAINING = ("optimizer_states", "lr_schedulers", "callbacks", "loops")
-_DESCRIPTION = (
-    "format_version",
-    "model",
-    "objective",
-    "attend_across_documents",
-    "dataset_digest",
-    "fingerprint",
-)
+_DESCRIPTION = {
+    "format_version": int,
+    "model": dict,
+    "objective": dict,
+    "attend_across_documents": bool,
+    "dataset_digest": str,
+    "fingerprint": str,
+}
+_MOST_LISTED = 10_000
 _STEP_NAME = re.compile(r"step=(\d+)\.ckpt")
 
 
@@ -102,22 +102,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         FormatError: damaged, or not one of ours.
         ValueError: of another vocabulary.
     """
-    with path.open("rb") as file:
-        try:
-            damaged = zipfile.ZipFile(file).testzip()  # torch does not compare the checksums
-            content: Any = None
-            if not damaged:  # mapped: a rank that only asks for an entry need not hold the weights
-                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # on foreign bytes the unpickler fails in any way
-            if is_out_of_memory(error):
-                raise
-            raise FormatError(
-                f"{path}: not a checkpoint of `protperf train`, or cut short; give another one"
-            ) from error
-    if damaged:
-        raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
-    _check_entries(path, content, _ENTRIES)
-    _check_entries(path, content[ENTRY], _DESCRIPTION)
+    foreign = "not a checkpoint of `protperf train`, or cut short; give another one"
+    content: dict[str, Any] = read_tensors(path, cut=foreign, objects=foreign)
+    _check_entries(path, content, tuple(_ENTRIES))
+    _check_entries(path, content[ENTRY], tuple(_DESCRIPTION))
+    _check_types(path, content)
     version = content[ENTRY]["format_version"]
     if version > FORMAT_VERSION:
         raise FormatError(
@@ -134,6 +123,38 @@ def _check_entries(path: Path, content: Any, names: tuple[str, ...]) -> None:
         raise FormatError(
             f"{path}: not a checkpoint of `protperf train` (it lacks {missing[0]!r}); give another one"
         )
+
+
+def _check_types(path: Path, content: dict[str, Any]) -> None:
+    """Raise unless all that is asked of a checkpoint is of its type: a pickle may hold any, also lists without end."""
+    about = content[ENTRY]
+    kinds = [(name, content[name], kind) for name, kind in _ENTRIES.items()]
+    kinds += [(f"{ENTRY}.{name}", about[name], kind) for name, kind in _DESCRIPTION.items()]
+    wrong = [name for name, value, kind in kinds if type(value) is not kind]
+    if not wrong:
+        wrong += [
+            f"{ENTRY}.{section}.{name!s:.60}"
+            for section in ("model", "objective")
+            for name, value in about[section].items()
+            if not (_is_plain(name) and _is_plain(value))
+        ]
+        weights = content["state_dict"].items()
+        wrong += [
+            f"state_dict.{name!s:.60}"
+            for name, value in weights
+            if type(name) is not str or not isinstance(value, Tensor)
+        ]
+    if wrong:
+        raise FormatError(
+            f"{path}: not a checkpoint of `protperf train` ({wrong[0]} is of another type); give another one"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a word, a number or a list of numbers."""
+    if type(value) in (list, tuple):
+        return len(value) <= _MOST_LISTED and all(type(each) in (int, float) for each in value)
+    return value is None or type(value) in (str, int, float, bool)
 
 
 def check_resumable(path: Path, description: dict[str, Any]) -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from protperf.batches import is_out_of_memory
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes, temporary_path
+from protperf.formats.json_files import LARGEST, read_json
 from protperf.vocab import check_fingerprint
 
 FORMAT = "protperf-model"
@@ -143,15 +145,26 @@ def read_weights(weights_path: Path) -> dict[str, Tensor]:
     Raises:
         FormatError: damaged, or not whole.
     """
+    with open(weights_path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+    if header_bytes > LARGEST:
+        raise FormatError(
+            f"{weights_path}: not a whole safetensors file (a header of {header_bytes:,} bytes); give another one"
+        )
     try:
-        with safe_open(weights_path, framework="pt", device="cpu") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-            expected = (file.metadata() or {}).get(_DIGEST)
-    except SafetensorError as error:
+        with safe_open(weights_path, framework="pt", device="cpu") as opened:
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
+            expected = (opened.metadata() or {}).get(_DIGEST)
+        is_damaged = expected is not None and digest_of(weights) != expected
+    except OSError:
+        raise
+    except Exception as error:  # a type that torch does not have, a shape that it does not take
+        if is_out_of_memory(error):
+            raise
         raise FormatError(
             f"{weights_path}: not a whole safetensors file ({error}); give another one"
         ) from error
-    if expected is not None and digest_of(weights) != expected:
+    if is_damaged:
         raise FormatError(f"{weights_path}: damaged (the checksum of the weights is wrong); give another one")
     return weights
 
@@ -164,13 +177,11 @@ def read_config(path: Path) -> dict[str, Any]:
         ValueError: of another vocabulary.
     """
     try:
-        config = json.loads(path.read_bytes())
+        config = read_json(path, remedy="give another folder")
     except FileNotFoundError:
         raise FormatError(
             f"{path.parent}: holds {WEIGHTS_NAME} but no {CONFIG_NAME}; give the whole folder"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); give another folder") from None
     check_config(config, place=str(path))
     return dict(config)
 

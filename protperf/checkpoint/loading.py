@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,19 @@ import torch
 from torch import Tensor
 
 from protperf.checkpoint.files import BEFORE, BEST_NAME, ENTRY, describe, read_checkpoint, step_checkpoints
-from protperf.checkpoint.folder import CONFIG_NAME, INDEX_NAME, PREFIX, WEIGHTS_NAME, digest_of, read_folder
+from protperf.checkpoint.folder import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    PREFIX,
+    WEIGHTS_NAME,
+    digest_of,
+    read_config,
+    read_folder,
+    read_weights,
+)
+from protperf.checkpoint.room import check_room
 from protperf.config import ModelConfig, ObjectiveConfig, check_types
-from protperf.formats import FormatError
+from protperf.formats import FormatError, one_line
 from protperf.model import ProteinModel
 
 MODEL_DIR = "model"
@@ -109,6 +120,9 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     """
     file = find_checkpoint(Path(path))
     about, weights = read_folder(file) if file.suffix == ".safetensors" else _read_weights(file)
+    shapes = [weight.shape for weight in weights.values()]
+    check_description(about, shapes=shapes, place=str(file))
+    _check_numbers(weights, place=str(file))
     model, objective = build_model(about, place=str(file))
     model.load_weights(weights, place=str(file), projections=projections)
     check_finite(model.state_dict(), place=str(file))
@@ -119,8 +133,33 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         file,
         about["step"],
         about["dataset_digest"],
-        str(about.get("origin", "")),
+        one_line(str(about.get("origin", ""))),
     )
+
+
+def _check_numbers(weights: dict[str, Tensor], *, place: str) -> None:
+    """Refuse weights that are no dense real numbers."""
+    for name, value in weights.items():
+        if value.layout != torch.strided or value.is_complex():
+            raise FormatError(
+                f"{place}: {name} is of type {value.dtype}, {value.layout}; allowed: dense real numbers"
+            )
+
+
+def check_shared(weights_path: Path) -> None:
+    """Refuse a folder's weights before another program takes them: damaged, infinite, or too few for its `config.json`.
+
+    Args:
+        weights_path: the folder's `model.safetensors`.
+
+    Raises:
+        FormatError: they are.
+    """
+    weights, described = read_weights(weights_path), weights_path.with_name(CONFIG_NAME)
+    check_finite(weights, place=str(weights_path))
+    if described.is_file():
+        shapes = [weight.shape for weight in weights.values()]
+        check_description(read_config(described), shapes=shapes, place=str(weights_path))
 
 
 def check_finite(weights: dict[str, Tensor], *, place: str) -> None:
@@ -148,13 +187,37 @@ def build_model(about: dict[str, Any], *, place: str) -> tuple[ProteinModel, Obj
     Raises:
         FormatError: of a model that this protperf does not know.
     """
+    config, objective = _configs_of(about, place=place)
+    try:
+        return ProteinModel(config, causal=objective.kind == "causal"), objective
+    except ValueError as error:
+        raise FormatError(f"{place}: not a model of this protperf ({error})") from error
+
+
+def check_description(about: dict[str, Any], *, shapes: Iterable[torch.Size], place: str) -> None:
+    """Refuse a description that asks for very much more than there are weights for, before anything is made of it.
+
+    Args:
+        about: from `describe`.
+        shapes: of the weights.
+        place: the file's name, for messages.
+
+    Raises:
+        FormatError: of a model that this protperf does not know, or that these weights cannot fill.
+    """
+    config, objective = _configs_of(about, place=place)
+    check_room(config, causal=objective.kind == "causal", shapes=shapes, place=place)
+
+
+def _configs_of(about: dict[str, Any], *, place: str) -> tuple[ModelConfig, ObjectiveConfig]:
+    """Return the configuration of a model and what it is asked."""
     try:
         config, objective = ModelConfig(**{**BEFORE, **about["model"]}), ObjectiveConfig(**about["objective"])
         check_types(config)
         check_types(objective)
     except (TypeError, ValueError) as error:
         raise FormatError(f"{place}: not a model of this protperf ({error}); update protperf") from error
-    return ProteinModel(config, causal=objective.kind == "causal"), objective
+    return config, objective
 
 
 def _read_weights(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -9,6 +9,7 @@ from protperf.config.logger import LoggerConfig
 from protperf.config.model import ModelConfig
 from protperf.config.objective import ObjectiveConfig
 from protperf.config.optim import OptimConfig
+from protperf.config.record import read_record
 from protperf.config.trainer import TrainerConfig
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "TrainerConfig",
     "check_types",
     "from_section",
+    "read_record",
     "to_dict",
 ]

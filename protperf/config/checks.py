@@ -64,6 +64,6 @@ def check_choice(config: Any, field: str, allowed: tuple[str, ...]) -> None:
 def check_range(config: Any, field: str, low: float, high: float = float("inf")) -> None:
     """Raise a `ValueError` unless a field's value lies in `low` to `high`."""
     value = getattr(config, field)
-    if not (low <= value <= high and math.isfinite(value)):
+    if not (low <= value <= high and (isinstance(value, int) or math.isfinite(value))):
         limits = f"at least {low}" if high == float("inf") else f"{low} to {high}"
         raise ValueError(f"{type(config).__name__}.{field} is {value}; allowed: {limits}")

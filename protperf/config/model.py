@@ -20,6 +20,7 @@ _ATTENTIONS = (
     "reformer",
 )
 
+_MOST_ROUNDS = 1024
 _WITHOUT_FEATURES = ("softmax", "relu_unprojected", "elu", "linformer", "reformer")
 
 
@@ -108,8 +109,9 @@ class ModelConfig:
         check_choice(self, "head", ("matrix", "dense"))
         for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
             check_range(self, field, 1)
-        for field in ("linformer_rank", "linformer_length", "lsh_rounds", "lsh_buckets", "lsh_window"):
+        for field in ("linformer_rank", "linformer_length", "lsh_buckets", "lsh_window"):
             check_range(self, field, 1)
+        check_range(self, "lsh_rounds", 1, _MOST_ROUNDS)
         check_range(self, "dropout", 0.0, 0.99)
         check_range(self, "norm_eps", 0.0, 1.0)
         if self.model_dim % self.num_heads:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from protperf.batches import is_out_of_memory
 from protperf.checkpoint import find_checkpoint
 from protperf.checkpoint.folder import CONFIG_NAME, FORMAT, INDEX_NAME, MODEL_TYPE, WEIGHTS_NAME, read_weights
+from protperf.checkpoint.pickles import read_tensors
 from protperf.convert.layouts import Source
 from protperf.convert.tokens import ESM_ALPHABET
 from protperf.formats import FormatError
+from protperf.formats.json_files import LARGEST, read_json
 
 PICKLE_NAME = "pytorch_model.bin"
 _PICKLES = (".bin", ".pt", ".pth")
@@ -42,8 +40,8 @@ def is_pretrained(path: Path) -> bool:
         return False
     config = find_config(path)
     try:
-        content = None if config is None else json.loads(config.read_bytes())
-    except (ValueError, RecursionError):
+        content = None if config is None else read_json(config, remedy="")
+    except FormatError:
         content = None
     if not isinstance(content, dict):
         return path.name not in (WEIGHTS_NAME, CONFIG_NAME)
@@ -128,22 +126,11 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     Raises:
         FormatError: damaged, of a torch before 1.6, or it holds something else than tensors.
     """
-    try:
-        damaged = zipfile.ZipFile(path).testzip()  # torch does not compare the checksums
-    except zipfile.BadZipFile:
-        raise FormatError(
-            f"{path}: not a whole file of torch 1.6 or later; save it anew: torch.save(torch.load(FILE, weights_only=True), FILE)"
-        ) from None
-    if damaged:
-        raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # on foreign bytes the unpickler fails in any way
-        if is_out_of_memory(error):
-            raise
-        raise FormatError(
-            f"{path}: holds objects that only running code opens; save its state dict alone, as safetensors"
-        ) from error
+    content = read_tensors(
+        path,
+        cut="not a whole file of torch 1.6 or later; save it anew: torch.save(torch.load(FILE, weights_only=True), FILE)",
+        objects="holds objects that only running code opens, or numbers of 8 bits; save its state dict alone, as safetensors",
+    )
     if isinstance(content, dict) and isinstance(content.get("model"), dict):  # fairseq's checkpoints
         content = content["model"]
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
@@ -162,7 +149,8 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     """
     if path.suffix != ".json":
         try:
-            return tuple(path.read_text(encoding="utf-8").rstrip("\n").split("\n"))
+            with open(path, "rb") as file:
+                return tuple(file.read(LARGEST).decode().rstrip("\n").split("\n"))
         except UnicodeDecodeError as error:
             raise FormatError(f"{path}: not text ({error}); give a file with a token a line") from None
     content = _read_object(path)
@@ -215,10 +203,7 @@ def _is_cut(folder: Path) -> bool:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); give another one") from None
+    content = read_json(path, remedy="give another one")
     if not isinstance(content, dict):
         raise FormatError(f"{path}: a {type(content).__name__}, not a JSON object; give another one")
     return content

@@ -94,4 +94,9 @@ def convert_source(source: Source, *, heads: int | None = None) -> tuple[str, Co
             f"{source.weights_path.parent}: no vocabulary (vocab.txt, tokenizer.json, vocab.json, or vocab_list in the config); "
             "give --vocab FILE"
         )
-    return kind, LAYOUTS[kind](source, heads=heads)
+    try:
+        return kind, LAYOUTS[kind](source, heads=heads)
+    except FormatError:
+        raise
+    except ValueError as error:  # of a value that our model does not take
+        raise FormatError(f"{source.config_place}: {error}") from error

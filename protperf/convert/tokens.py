@@ -6,6 +6,7 @@ Axis letters: `V` vocabulary.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -112,7 +113,7 @@ def _check_vocabulary(vocabulary: Sequence[str], *, num_rows: int, place: str) -
             f"{place}: {len(vocabulary)} tokens, the embedding has {num_rows} rows; give the vocabulary of these weights"
         )
     if len(set(vocabulary)) < len(vocabulary):
-        twice = next(token for token in vocabulary if list(vocabulary).count(token) > 1)
+        twice = next(token for token, count in Counter(vocabulary).items() if count > 1)
         raise FormatError(f"{place}: token {twice!r} is in the vocabulary twice; each may stand there once")
     several = next((token for token in vocabulary if _PIECE.fullmatch(token)), None)
     if several is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from protperf.formats import FormatError
 from protperf.formats.counts import LONGEST_KNOWN, Counts, settle
 from protperf.formats.headers import WHITE_SPACE, first_word
 from protperf.formats.lines import raw_records
@@ -21,6 +22,9 @@ from protperf.vocab import INVALID, VOCABULARY
 
 BLOCK_BYTES = 1 << 20
 """Text parsed at once: what fits into a core's cache."""
+
+LONGEST_RECORD = 8 << 20
+"""Bytes of text of one record, 80 times the longest protein known: a gzip file of a megabyte may hold one of a gigabyte."""
 
 _MARK, _LF = ord(">"), ord("\n")
 _BOS = bytes([VOCABULARY.bos])
@@ -31,15 +35,19 @@ _TABLE = bytes(VOCABULARY.bos if byte == _MARK else token for byte, token in enu
 _NUCLEOTIDES = VOCABULARY.encode("ACGTUN").tobytes()
 
 
-def cut_records(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+def cut_records(pieces: Iterator[bytes], size: int, *, source: str = "<text>") -> Iterator[bytes]:
     """Cut text into blocks that end where a record does; where the cuts lie depends on nothing but text and `size`.
 
     Args:
         pieces: the text, cut anywhere.
         size: bytes of a block at most, if no record is longer.
+        source: the file's name in messages.
 
     Yields:
         Blocks that start with a header, the first one maybe with other text before it; together they are the text.
+
+    Raises:
+        FormatError: a record, or what stands before the first, is longer than `LONGEST_RECORD`.
     """
     held: list[bytes] = []
     num_held = searched = 0
@@ -56,14 +64,23 @@ def cut_records(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
             end = 0
             if first or text.startswith(b">"):
                 end = _last_start(text, first, size) or _next_start(text, max(searched, size, first + 1))
+            _check_record(end or num_held, source)
             if not end:
                 held, searched = [text], len(text) - 1
                 break
             yield text[:end]
             held, num_held, searched = [text[end:]], num_held - end, 0
+    _check_record(num_held, source)
     rest = b"".join(held)
     if rest:
         yield rest
+
+
+def _check_record(size: int, source: str) -> None:
+    if size > LONGEST_RECORD:
+        raise FormatError(
+            f"{source}: a record of more than {LONGEST_RECORD >> 20} MiB of text; no protein is so long (nucleotides? a damaged file?)"
+        )
 
 
 def _last_start(text: bytes, first: int, stop: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
+from protperf.formats.json_files import read_json
 
 FORMAT = "protperf contact head"
 FORMAT_VERSION = 1
@@ -58,11 +59,9 @@ def read_contact_head(path: Path) -> ContactHead:
         FormatError: it is no contact head, or one of a later version.
     """
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path, remedy="give a file that `protperf maps contacts` wrote")
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise FormatError(f"{path}: no contact head: not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise FormatError(f"{path}: no contact head; give a file that `protperf maps contacts` wrote")
     if content.get("format_version") != FORMAT_VERSION:

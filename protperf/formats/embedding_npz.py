@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -16,8 +17,10 @@ import numpy as np
 from protperf.formats import FormatError
 from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Entry, Value
 from protperf.formats.embeddings import Embedding, first_line, info_from
+from protperf.formats.npz_reading import open_archive, read_numbers, read_texts, shape_of
 from protperf.formats.zip_bytes import DEFLATED, Member, append_directory, local_header
 
+_KEY = re.compile(r"[0-9]{1,20}")
 _TOGETHER_BYTES = 1 << 22
 """Of texts or numbers encoded at once; NumPy gives every text the room of the longest."""
 
@@ -125,27 +128,30 @@ class NpzFile:
             raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
         self._raw = open(self.path, "rb")  # noqa: SIM115 - closed by `close`
         try:
-            self._file = np.load(self._raw)
-            self.attributes = json.loads(str(self._file["about"]))
-            self._ids, self._headers = self._file["ids"], self._file["headers"]
-            self._lengths = self._file["num_residues"]
-            self._keys = sorted(key for key in self._file.files if key.isdecimal())
-        except (
-            OSError,
-            LookupError,
-            TypeError,
-            ValueError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:
+            self._open()
+        except BaseException:
             self._raw.close()
-            raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
+            raise
+
+    def _open(self) -> None:
+        """Read all but the arrays of the proteins."""
+        unreadable = f"{self.path}: no readable embedding file"
+        with _as_format_error(unreadable):
+            self._file = open_archive(self._raw, self.path.stat().st_size)
+            self._keys = sorted(filter(_KEY.fullmatch, map(_key_of, self._file.namelist())))
+            self.attributes = json.loads(read_texts(self._file, _name("about"), count=1)[0])
         self.info = info_from(self.attributes, self.path)
-        promised = int(self.attributes["num_records"])
-        if not len(self._keys) == len(self._ids) == len(self._headers) == len(self._lengths) == promised:
+        count, promised = len(self._keys), self.attributes["num_records"]
+        with _as_format_error(unreadable):
+            shape = shape_of(self._file, _name("num_residues"))
+        if count != promised or shape != (count,):
             raise FormatError(
-                f"{path}: holds {len(self._keys)} proteins where it promises {promised}; embed again"
+                f"{self.path}: holds {count} proteins where it promises {promised}; embed again"
+            )
+        with _as_format_error(unreadable):
+            self._lengths = read_numbers(self._file, _name("num_residues"), shape=shape, kinds="u")
+            self._ids, self._headers = (
+                read_texts(self._file, _name(key), count=count) for key in ("ids", "headers")
             )
 
     def __len__(self) -> int:
@@ -153,16 +159,10 @@ class NpzFile:
 
     def __getitem__(self, index: int) -> Embedding:
         key = self._keys[index]
-        try:
-            array = self._file[key]
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise FormatError(f"{self.path}: entry {key!r} is damaged ({first_line(error)})") from None
         length = int(self._lengths[index])
-        if array.shape != self.info.shape(length):
-            raise FormatError(
-                f"{self.path}: entry {key!r} has the shape {array.shape}; it must be {self.info.shape(length)}"
-            )
-        return Embedding(str(self._ids[index]), str(self._headers[index]), length, array)
+        with _as_format_error(f"{self.path}: entry {key!r} is damaged"):
+            array = read_numbers(self._file, _name(key), shape=self.info.shape(length), kinds="f")
+        return Embedding(self._ids[index], self._headers[index], length, array)
 
     def __iter__(self) -> Iterator[Embedding]:
         return (self[index] for index in range(len(self)))
@@ -183,5 +183,20 @@ class NpzFile:
         self._raw.close()
 
 
+@contextmanager
+def _as_format_error(text: str) -> Iterator[None]:
+    """Make one line of whatever a reader of archives says of foreign bytes; a lack of memory stays one."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise FormatError(f"{text} ({first_line(error)})") from None
+
+
 def _name(key: str) -> str:
     return f"{key}.npy"
+
+
+def _key_of(name: str) -> str:
+    return name.removesuffix(".npy")

@@ -161,7 +161,9 @@ class ParquetFile:
         try:
             self._file = pq.ParquetFile(self.path)
             self.attributes = json.loads((self._file.schema_arrow.metadata or {})[_METADATA])
-        except (OSError, KeyError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # on foreign bytes Arrow fails in any way
             raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
         self.info = info_from(self.attributes, self.path)
 
@@ -179,21 +181,31 @@ class ParquetFile:
 
     def numbered(self) -> Iterator[tuple[int, Embedding]]:
         """Yield the number of each protein in the whole input, and the protein."""
-        dtype = np.dtype(self.info.dtype)
         for group in range(self._file.num_row_groups):
-            try:
-                table = self._file.read_row_group(group)
-            except OSError as error:
-                raise FormatError(
-                    f"{self.path}: row group {group} is damaged ({first_line(error)})"
-                ) from None
-            texts = [table[name].to_pylist() for name in ("id", "header", "num_residues", "number")]
-            for row, (record_id, header, length, number) in enumerate(zip(*texts, strict=True)):
-                values = table["embedding"][row].values
-                while hasattr(values, "flatten") and values.type.num_fields:
-                    values = values.flatten()
-                array = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-                yield number, Embedding(record_id, header, length, array.reshape(self.info.shape(length)))
+            rows = self._rows(group)
+            while True:
+                try:
+                    row = next(rows, None)
+                except MemoryError:
+                    raise
+                except Exception as error:
+                    raise FormatError(
+                        f"{self.path}: row group {group} is damaged ({first_line(error)})"
+                    ) from None
+                if row is None:
+                    break
+                yield row
+
+    def _rows(self, group: int) -> Iterator[tuple[int, Embedding]]:
+        dtype = np.dtype(self.info.dtype)
+        table = self._file.read_row_group(group)
+        texts = [table[name].to_pylist() for name in ("id", "header", "num_residues", "number")]
+        for row, (record_id, header, length, number) in enumerate(zip(*texts, strict=True)):
+            values = table["embedding"][row].values
+            while hasattr(values, "flatten") and values.type.num_fields:
+                values = values.flatten()
+            array = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+            yield number, Embedding(record_id, header, length, array.reshape(self.info.shape(length)))
 
     def close(self) -> None:
         """Close the file."""

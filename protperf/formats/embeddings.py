@@ -15,11 +15,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 
 from protperf import __version__
 from protperf.formats import FormatError
+from protperf.formats.hdf5_reading import Hdf5File
+from protperf.formats.typed import build
 from protperf.vocab import VOCABULARY, check_fingerprint
 
 FORMAT = "protperf-embeddings"
@@ -137,41 +138,40 @@ class EmbeddingFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
+        self._file = Hdf5File(self.path, unreadable="no readable embedding file", remedy="embed again")
         try:
-            self._file = h5py.File(self.path, "r", locking=False)
-            self.attributes = {name: _plain(value) for name, value in self._file.attrs.items()}
-            self._keys = list(self._file)
-        except (OSError, KeyError, TypeError) as error:
-            raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
-        self.info = info_from(self.attributes, self.path)
-        self._lengths = self.attributes.pop("num_residues", None)
-        promised = int(self.attributes["num_records"])
-        if len(self._keys) != promised:
-            raise FormatError(
-                f"{path}: holds {len(self._keys)} proteins where it promises {promised}; embed again"
-            )
+            self.attributes = self._file.attributes()
+            self.info = info_from(self.attributes, self.path)
+            self._keys = self._file.names()
+            self._lengths = self.attributes.pop("num_residues", None)
+            promised = self.attributes["num_records"]
+            if len(self._keys) != promised:
+                raise FormatError(
+                    f"{path}: holds {len(self._keys)} proteins where it promises {promised}; embed again"
+                )
+        except BaseException:
+            self._file.close()
+            raise
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def __getitem__(self, index: int) -> Embedding:
         key = self._keys[index]
-        try:
-            dataset = self._file[key]
-            array = dataset[()]
-            found = dataset.attrs
+        dataset = self._file.dataset(key)
+        found = self._file.attributes(dataset)
+        with self._file.reading(f"entry {key!r} is damaged"):
             record_id = _as_text(found["original_id"])
             header = _as_text(found["header"]) if "header" in found else record_id
             if self._lengths is not None:
                 num_residues = int(self._lengths[index])
             else:
-                num_residues = int(found.get("num_residues", len(array)))
-        except (OSError, KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise FormatError(f"{self.path}: entry {key!r} is damaged ({first_line(error)})") from None
-        if array.shape != self.info.shape(num_residues):
+                num_residues = int(found.get("num_residues", dataset.shape[0]))
+        if dataset.shape != self.info.shape(num_residues):
             raise FormatError(
-                f"{self.path}: entry {key!r} has the shape {array.shape}; it must be {self.info.shape(num_residues)}"
+                f"{self.path}: entry {key!r} has the shape {dataset.shape}; it must be {self.info.shape(num_residues)}"
             )
+        array = self._file.read_whole(dataset)
         return Embedding(
             record_id,
             header,
@@ -193,7 +193,10 @@ class EmbeddingFile:
         """Yield the number of each protein in the whole input (a shard has gaps), and the protein."""
         by_sequence = self.info.keys == "sequence"
         for index, key in enumerate(self._keys):
-            yield int(self._file[key].attrs["number"] if by_sequence else key), self[index]
+            with self._file.reading(f"entry {key!r} is damaged"):
+                found = self._file.attributes(self._file.dataset(key)) if by_sequence else {"number": key}
+                number = int(found["number"])
+            yield number, self[index]
 
     def close(self) -> None:
         """Close the file."""
@@ -210,12 +213,8 @@ def read_embeddings(path: Path | str) -> tuple[list[str], list[np.ndarray]]:
     return [each.id for each in embeddings], [each.array for each in embeddings]
 
 
-def _as_text(attribute: str | np.void) -> str:
-    return attribute if isinstance(attribute, str) else attribute.tobytes().decode()
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.integer) else value
+def _as_text(attribute: str | bytes) -> str:
+    return attribute if isinstance(attribute, str) else attribute.decode("utf-8", "surrogateescape")
 
 
 def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
@@ -225,9 +224,12 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
         FormatError: no embedding file of a version read here.
         ValueError: made with another vocabulary.
     """
-    found, version = attributes.get("format"), int(attributes.get("format_version", 0))
+    found = attributes.get("format") if isinstance(attributes, dict) else None
     if found != FORMAT:
         raise FormatError(f"{path}: no embedding file of protperf (its format is {found!r}, not {FORMAT!r})")
+    version, number = attributes.get("format_version", 0), attributes.get("num_records", 0)
+    if type(version) is not int or type(number) is not int:
+        raise FormatError(f"{path}: no readable embedding file (its numbers are none)")
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: {FORMAT} version {version}; this protperf reads up to {FORMAT_VERSION}: update protperf"
@@ -237,7 +239,10 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
         raise FormatError(f"{path}: no readable embedding file (it does not say its {name})")
     check_fingerprint(str(attributes["fingerprint"]), str(path))
     names = [field.name for field in fields(EmbeddingInfo) if field.name in attributes]
-    return EmbeddingInfo(**{name: attributes[name] for name in names})
+    try:
+        return build(EmbeddingInfo, {name: attributes[name] for name in names})
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{path}: no readable embedding file ({error})") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -97,7 +97,7 @@ class SequenceReader(Counts):
         """Yield what a file holds, accepted records already counted."""
         if stream.kind == "fasta":
             parser = BlockParser(stream.place, self.policy, self)
-            for text in cut_records(stream.pieces(), BLOCK_BYTES):
+            for text in cut_records(stream.pieces(), BLOCK_BYTES, source=stream.place):
                 block = parser.parse(text)
                 if block.skipped:  # in the order of the file: whoever stops reading has met no later one
                     found: list[Iterable[Record | Skipped]] = [block.skipped, block.records()]

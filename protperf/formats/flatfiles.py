@@ -22,6 +22,11 @@ KINDS = {
 """`Bio.SeqIO` format names, with the words that messages use."""
 
 
+LARGEST_ENTRY = 32 << 20
+"""Bytes of text; the largest of UniProt have a few million."""
+LARGEST_GENOME = 512 << 20
+"""Bytes of an entry of nucleotides, which may be a chromosome."""
+
 _EVIDENCE = ("protein", "transcript", "inferred from homology", "predicted", "uncertain")
 _DIGITS = ("1", "2", "3", "4", "5")
 
@@ -30,11 +35,13 @@ def entries(stream: SequenceStream) -> Iterator[RawRecord]:
     """Yield the entries of a file; of GenBank nucleotides the translation of each coding sequence.
 
     Raises:
-        FormatError: the file is cut short, or Biopython cannot read it.
+        FormatError: the file is cut short, an entry has no end, or Biopython cannot read it.
     """
     is_xml = stream.kind == "uniprot-xml"
     encoding = "utf-8" if is_xml else "latin-1"
+    stream.entry_limit = LARGEST_GENOME if stream.kind == "genbank-cds" else LARGEST_ENTRY
     for number, entry in enumerate(_parsed(stream), 1):
+        stream.entry_bytes = 0
         if entry.annotations.get("molecule_type") not in ("protein", None):
             raise FormatError(
                 f"{stream.place}: entry {number} is nucleotide in a file that begins with proteins; split the file"

@@ -34,6 +34,10 @@ _NUMBERS = {
 }
 _TEXT = struct.pack("<B3BI", 0x19, 1, 1, 0, 16) + struct.pack("<B3BIHH", 0x10, 0, 0, 0, 1, 0, 8)
 _COLLECTION_MINIMUM = 4096
+_WORD, _START = 0xFFFFFFFF, 0xDEADBEEF
+_MIXING = ((0, 2, 1, 4), (1, 0, 2, 6), (2, 1, 0, 8), (0, 2, 1, 16), (1, 0, 2, 19), (2, 1, 0, 4))
+_ENDING = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
+"""Steps of `lookup3`: which of its three words change by which, and by how many bits one is turned."""
 _TOGETHER = 1024
 """Datasets whose texts share a heap collection."""
 
@@ -193,41 +197,46 @@ def with_checksums(blobs: Sequence[bytes]) -> list[bytes]:
 def lookup3(rows: np.ndarray) -> np.ndarray:
     """Return Bob Jenkins' hash `lookup3` of byte strings of one length, uint8 `(N, length)`, as uint32 `(N,)`."""
     count, length = rows.shape
-    a = np.full(count, (0xDEADBEEF + length) & 0xFFFFFFFF, np.uint32)
-    b, c = a.copy(), a.copy()
+    state = [np.full(count, (_START + length) & _WORD, np.uint32) for _ in range(3)]
     if not length:
-        return c
+        return state[2]
     padded = np.zeros((count, -(-length // 12) * 12), np.uint8)
     padded[:, :length] = rows
     words = np.ascontiguousarray(padded.view("<u4").T)  # (words, N)
     for place in range(0, len(words), 3):
-        a += words[place]
-        b += words[place + 1]
-        c += words[place + 2]
+        for part in range(3):
+            state[part] += words[place + part]
         if place + 3 < len(words):
-            for one, other, third, bits in (
-                (a, c, b, 4),
-                (b, a, c, 6),
-                (c, b, a, 8),
-                (a, c, b, 16),
-                (b, a, c, 19),
-                (c, b, a, 4),
-            ):
-                one -= other
-                one ^= _rotated(other, bits)
-                other += third
-    for one, other, bits in (
-        (c, b, 14),
-        (a, c, 11),
-        (b, a, 25),
-        (c, b, 16),
-        (a, c, 4),
-        (b, a, 14),
-        (c, b, 24),
-    ):
-        one ^= other
-        one -= _rotated(other, bits)
-    return c
+            for one, other, third, bits in _MIXING:
+                state[one] -= state[other]
+                state[one] ^= _rotated(state[other], bits)
+                state[other] += state[third]
+    for one, other, bits in _ENDING:
+        state[one] ^= state[other]
+        state[one] -= _rotated(state[other], bits)
+    return state[2]
+
+
+def lookup3_of(data: bytes) -> int:
+    """Return `lookup3` of one byte string: for a few hundred bytes ten times as fast."""
+    state = [(_START + len(data)) & _WORD] * 3
+    if not data:
+        return state[2]
+    words = np.frombuffer(data.ljust(-(-len(data) // 12) * 12, b"\0"), "<u4").tolist()
+    for place in range(0, len(words), 3):
+        for part in range(3):
+            state[part] = (state[part] + words[place + part]) & _WORD
+        if place + 3 < len(words):
+            for one, other, third, bits in _MIXING:
+                right = state[other]
+                turned = (right << bits | right >> (32 - bits)) & _WORD
+                state[one] = ((state[one] - right) & _WORD) ^ turned
+                state[other] = (right + state[third]) & _WORD
+    for one, other, bits in _ENDING:
+        right = state[other]
+        turned = (right << bits | right >> (32 - bits)) & _WORD
+        state[one] = ((state[one] ^ right) - turned) & _WORD
+    return state[2]
 
 
 def _rotated(words: np.ndarray, bits: int) -> np.ndarray:

@@ -140,7 +140,7 @@ class LinkWriter:
 
 def write_tree(sink: Sink, records: np.ndarray) -> int:
     """Append a version 2 B-tree of sorted records, uint8 `(N, 11)`, N at least 1; return its address."""
-    levels = _levels(len(records))
+    levels = tree_levels(len(records), _NODE_BYTES, _RECORD_BYTES)
     leaves = iter(_write_leaves(sink, records, [part for part in _leaf_ranges(0, len(records), levels)]))
 
     def write(start: int, end: int, depth: int) -> tuple[int, int]:
@@ -172,14 +172,24 @@ class _Level(NamedTuple):
     number_bytes: int
 
 
-def _levels(number: int) -> list[_Level]:
-    """Return the levels of a tree of so many records, leaves first."""
-    most = (_NODE_BYTES - _NODE_OVERHEAD) // _RECORD_BYTES
+def tree_levels(number: int, node_bytes: int, record_bytes: int, *, depth: int = 0) -> list[_Level]:
+    """Return the levels of a tree, leaves first: as many as so many records need, and one more than `depth` at least.
+
+    Args:
+        number: of records.
+        node_bytes: of a node.
+        record_bytes: of a record.
+        depth: number of the topmost level that must be there.
+    """
+    room = node_bytes - _NODE_OVERHEAD
+    most = room // record_bytes
     levels = [_Level(most, 0, _bytes_of(most))]
-    while levels[-1].total < number:
+    while levels[-1].total < number or len(levels) <= depth:
         below = levels[-1]
         pointer = 8 + levels[0].number_bytes + below.total_bytes
-        own = (_NODE_BYTES - _NODE_OVERHEAD - pointer) // (_RECORD_BYTES + pointer)
+        own = (room - pointer) // (record_bytes + pointer)
+        if own < 1:
+            raise ValueError("a tree whose nodes hold no record")
         total = (own + 1) * below.total + own
         levels.append(_Level(total, _bytes_of(total), levels[0].number_bytes))
     return levels

@@ -9,17 +9,22 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
+from protperf.formats.json_files import read_json
+from protperf.formats.typed import build
 from protperf.vocab import VOCABULARY, check_fingerprint
 
 FORMAT = "protperf-dataset"
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+MAX_WINDOW = 1 << 24
+"""Tokens of a window at most, since a window is read whole."""
 SPLITS = ("train", "valid", "test", "ood")
 LENGTH_BINS = sorted({math.ceil(2 ** (i / 4)) for i in range(4 * 32)})
 """Lower bounds of the bins of `SplitStats.length_histogram`, in residues."""
@@ -36,8 +41,6 @@ DROPPED = {
     "tail_sequences": "nothing left with the last window of a shard",
 }
 """Fields of `RecordCounts` that count accepted records which are in no split, with the reason in words."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -234,9 +237,41 @@ def read_manifest(dataset_dir: Path | str) -> Manifest:
         )
     try:
         check_fingerprint(str(data["fingerprint"]), str(path))
-        return _parse(data)
+        manifest = _parse(data)
     except (KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: damaged manifest ({error!r}); prepare the dataset again") from None
+    _check_claims(path, manifest)
+    return manifest
+
+
+def _check_claims(path: Path, manifest: Manifest) -> None:
+    """Raise unless names stay inside the folder and windows inside their files, so that no number asks for more than is there."""
+    _check_names(
+        path, [*(shard.file for shard in manifest.shards), manifest.ngrams.file], "prepare the dataset again"
+    )
+    if not 1 <= manifest.window <= MAX_WINDOW:
+        raise FormatError(
+            f"{path}: damaged manifest (window is {manifest.window}, allowed: 1 to {MAX_WINDOW}); prepare the dataset again"
+        )
+    bounds = [low for stats in manifest.splits.values() for low in stats.length_histogram]
+    if not all(re.fullmatch(r"[0-9]{1,9}", low) for low in bounds):
+        raise FormatError(
+            f"{path}: damaged manifest (a key of length_histogram is no length); prepare the dataset again"
+        )
+    for shard in manifest.shards:
+        end = shard.offset + shard.windows * manifest.window
+        if shard.windows < 1 or shard.offset < 0 or end > shard.bytes:
+            raise FormatError(
+                f"{path}: damaged manifest ({shard.windows} windows of {manifest.window} tokens at {shard.offset} do not lie in "
+                f"the {shard.bytes} bytes of {shard.file}); prepare the dataset again"
+            )
+
+
+def _check_names(path: Path, names: list[str], remedy: str) -> None:
+    """Raise unless all names are of files in the manifest's own folder."""
+    outside = [name for name in names if name != Path(name).name or name in ("", "..") or "\0" in name]
+    if outside:
+        raise FormatError(f"{path}: names a file outside its folder, {outside[0]!r}; {remedy}")
 
 
 def list_files(dataset_dir: Path) -> list[str]:
@@ -254,9 +289,7 @@ def list_files(dataset_dir: Path) -> list[str]:
         names += map(str, data.get("extras", []))
     except (KeyError, TypeError) as error:
         raise FormatError(f"{path}: damaged manifest ({error!r}); move the folder away") from None
-    outside = [name for name in names if name != Path(name).name or name in ("", "..")]
-    if outside:
-        raise FormatError(f"{path}: names a file outside its folder, {outside[0]!r}; move the folder away")
+    _check_names(path, names, "move the folder away")
     return [*names, MANIFEST_NAME]
 
 
@@ -271,13 +304,11 @@ def _load(path: Path) -> dict[str, Any]:
             f"{path.parent}: no such dataset folder; `protperf prepare FASTA... {path.parent}` makes it"
         )
     try:
-        data = json.loads(path.read_bytes())
+        data = read_json(path, remedy="prepare the dataset again")
     except FileNotFoundError:
         raise FormatError(
             f"{path.parent}: no {MANIFEST_NAME}, so this is no finished dataset; run `protperf prepare` (again)"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); prepare the dataset again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise FormatError(f"{path}: not a protperf dataset's manifest (format {found!r}, not {FORMAT!r})")
@@ -287,18 +318,13 @@ def _load(path: Path) -> dict[str, Any]:
 def _parse(data: dict[str, Any]) -> Manifest:
     """Build the dataclasses; keys that a later version may have added are ignored."""
     nested = {
-        "inputs": [_build(InputEntry, entry) for entry in data["inputs"]],
-        "counts": _build(RecordCounts, data["counts"]),
-        "splits": {split: _build(SplitStats, stats) for split, stats in data["splits"].items()},
-        "shards": [_build(ShardEntry, entry) for entry in data["shards"]],
-        "ngrams": _build(NgramEntry, data["ngrams"]),
+        "inputs": [build(InputEntry, entry) for entry in data["inputs"]],
+        "counts": build(RecordCounts, data["counts"]),
+        "splits": {split: build(SplitStats, stats) for split, stats in data["splits"].items()},
+        "shards": [build(ShardEntry, entry) for entry in data["shards"]],
+        "ngrams": build(NgramEntry, data["ngrams"]),
     }
-    return _build(Manifest, {**data, **nested})
-
-
-def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """Return `cls` from the keys of `data` that are its fields; a missing one without a default is a `TypeError`."""
-    return cls(**{each.name: data[each.name] for each in dataclasses.fields(cls) if each.name in data})  # type: ignore[arg-type]
+    return build(Manifest, {**data, **nested})
 
 
 def check_lengths(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from protperf.formats import FormatError
 from protperf.formats.commit import write_all
+from protperf.formats.records import quoted
 
 METRICS_NAME = "metrics.csv"
 HEADER = ("step", "metric", "value")
@@ -75,15 +76,19 @@ def read_metrics(path: Path) -> dict[str, dict[int, float]]:
     content = path.read_bytes().decode(errors="replace")
     finished = content[: content.rfind("\n") + 1]
     rows = csv.reader(io.StringIO(finished))
-    if tuple(next(rows, ())) != HEADER:
-        raise FormatError(f"{path}:1: not a metrics file; its first line must be {','.join(HEADER)}")
     series: dict[str, dict[int, float]] = {}
-    for number, row in enumerate(rows, start=2):
-        try:
-            step, name, value = int(row[0]), row[1], float(row[2])
-        except (IndexError, ValueError):
-            raise FormatError(f"{path}:{number}: {','.join(row)!r} is not a line of a metrics file") from None
-        series.setdefault(name, {})[step] = value
+    try:
+        if tuple(next(rows, ())) != HEADER:
+            raise FormatError(f"{path}:1: not a metrics file; its first line must be {','.join(HEADER)}")
+        for number, row in enumerate(rows, start=2):
+            try:
+                step, name, value = int(row[0]), row[1], float(row[2])
+            except (IndexError, ValueError):
+                found = quoted(",".join(row))
+                raise FormatError(f"{path}:{number}: {found} is not a line of a metrics file") from None
+            series.setdefault(name, {})[step] = value
+    except csv.Error as error:
+        raise FormatError(f"{path}:{rows.line_num}: {error}: not a line of a metrics file") from None
     return {name: dict(sorted(values.items())) for name, values in series.items()}
 
 

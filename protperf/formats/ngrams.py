@@ -10,12 +10,14 @@ import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
+from protperf.formats.hdf5_reading import Hdf5File
 from protperf.formats.manifest import NgramEntry
 from protperf.vocab import VOCABULARY, check_fingerprint
 
@@ -130,20 +132,22 @@ def read_ngrams(path: Path) -> NgramCounts:
         ValueError: made with another vocabulary.
     """
     orders = {order: np.empty((len(VOCABULARY),) * order, np.int64) for order in ORDERS}
+    unreadable, remedy = "no readable n-gram counts", "prepare the dataset again"
     try:
-        with h5py.File(path, "r", locking=False) as file:
-            _check_attributes(path, file.attrs)
-            for order, array in orders.items():
-                file[f"order{order}"].read_direct(array)
-    except (OSError, KeyError, TypeError) as error:
-        raise FormatError(f"{path}: no readable n-gram counts ({error}); prepare the dataset again") from None
+        opened = Hdf5File(path, unreadable=unreadable, remedy=remedy)
+    except OSError as error:
+        raise FormatError(f"{path}: {unreadable} ({error.strerror}); {remedy}") from None
+    with opened as file:
+        _check_attributes(path, file.attributes())
+        for order, array in orders.items():
+            file.fill(file.dataset(f"order{order}"), array)
     return NgramCounts(orders)
 
 
-def _check_attributes(path: Path, attributes: h5py.AttributeManager) -> None:
+def _check_attributes(path: Path, attributes: dict[str, Any]) -> None:
     """Raise unless the file is an n-gram count file of this vocabulary and of a version read here."""
-    found, version = attributes.get("format"), int(attributes.get("format_version", 0))
-    if found != FORMAT or not 1 <= version <= FORMAT_VERSION:
+    found, version = attributes.get("format"), attributes.get("format_version", 0)
+    if found != FORMAT or type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise FormatError(
             f"{path}: format {found!r} version {version}; this protperf reads {FORMAT!r} 1 to {FORMAT_VERSION}"
         )

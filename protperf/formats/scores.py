@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from protperf.formats.commit import commit_bytes
+from protperf.formats.json_files import read_json
 
 MODEL = "model"
 AGAINST = "against"
@@ -37,7 +38,7 @@ def read_scores(path: Path) -> Scores:
         ValueError: no such file, or something else.
     """
     try:
-        scores = json.loads(path.read_text())
+        scores = read_json(path, remedy="give what `protperf evaluate --json` wrote")
         for predictors in scores.values():
             for score in predictors.values():
                 score["perplexity"] = float(score["perplexity"])

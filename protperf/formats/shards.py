@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from protperf.formats import FormatError
+from protperf.formats.hdf5_reading import Hdf5File
 from protperf.formats.manifest import SPLITS, Manifest, ShardEntry, read_manifest
 from protperf.formats.open_files import OpenFiles
 from protperf.formats.shard_writer import FORMAT, FORMAT_VERSION
@@ -164,16 +164,17 @@ class ShardSet:
 
 def _check_attributes(path: Path, shard: ShardEntry, window: int) -> None:
     """Raise unless the HDF5 file itself says what the manifest says of it."""
-    with h5py.File(path, "r", locking=False) as file:
-        found = (file.attrs.get("format"), file.attrs.get("split"), file["tokens"].shape)
-        version, offset = int(file.attrs.get("format_version", 0)), file["tokens"].id.get_offset()
-        check_fingerprint(str(file.attrs.get("fingerprint")), str(path))
+    with Hdf5File(path, unreadable="no readable shard", remedy="copy it or prepare it again") as file:
+        about, tokens = file.attributes(), file.dataset("tokens")
+        found = (about.get("format"), about.get("split"), tokens.shape)
+        version, offset = about.get("format_version", 0), tokens.address
+        check_fingerprint(str(about.get("fingerprint")), str(path))
     expected = (FORMAT, shard.split, (shard.windows, window))
     if found != expected or offset != shard.offset:
         raise FormatError(
             f"{path}: holds {found} at offset {offset}; the manifest says {expected} at {shard.offset}"
         )
-    if version > FORMAT_VERSION:
+    if type(version) is not int or version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: shard format version {version}; this protperf reads up to {FORMAT_VERSION}: upgrade"
         )

@@ -57,6 +57,8 @@ REFUSED = {
     b"\xff\xfe": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
+XZ_MEMORY = 128 << 20
+"""Bytes that a file may ask for to be unpacked; `xz -9` takes 65 MiB, and a header may claim 4 GiB."""
 READABLE = "FASTA (plain, gzip, bzip2 or xz), UniProt .dat or XML, GenBank"
 
 
@@ -107,6 +109,8 @@ class SequenceStream(io.RawIOBase):
         place: the input's name in messages.
         kind: `fasta`, or the name of a `Bio.SeqIO` format: `swiss`, `uniprot-xml`, `genbank`, `genbank-cds`.
         tail: the last bytes handed out so far.
+        entry_limit: bytes that may be handed out before somebody sets `entry_bytes` to 0 again; `None`: any number.
+        entry_bytes: bytes handed out since.
 
     Raises:
         FormatError: the first bytes say that this is no sequence text (binary, zstd, an HTML page, ...).
@@ -119,6 +123,8 @@ class SequenceStream(io.RawIOBase):
         self.place = place
         self.kind = _kind_of(head, place)
         self.tail = b""
+        self.entry_limit: int | None = None
+        self.entry_bytes = 0
         self._pieces = chain([head], rest)
         self._rest = memoryview(b"")
 
@@ -135,6 +141,11 @@ class SequenceStream(io.RawIOBase):
             self._rest = memoryview(piece)
             self.tail = (self.tail + piece[-64:])[-64:]
         size = min(len(buffer), len(self._rest))
+        self.entry_bytes += size
+        if self.entry_limit is not None and self.entry_bytes > self.entry_limit:
+            raise FormatError(
+                f"{self.place}: an entry of more than {self.entry_limit >> 20} MiB; no protein has one, is the file damaged?"
+            )
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
@@ -269,7 +280,7 @@ class _Gzip:
 _DECODERS: dict[str, Callable[[], Any]] = {
     "gzip": _Gzip,
     "bzip2": bz2.BZ2Decompressor,
-    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY),
 }
 
 
@@ -289,6 +300,10 @@ def _decompressed(pieces: Iterator[bytes], compression: str, place: str) -> Iter
                     yield decoder.decompress(b"", OUTPUT_LIMIT)
                 piece = decoder.unused_data if decoder.eof else b""
     except (zlib.error, _inflate_error, lzma.LZMAError, OSError, EOFError) as error:
+        if "memory usage limit" in str(error).lower():
+            raise FormatError(
+                f"{place}: its xz data ask for more than {XZ_MEMORY >> 20} MiB to be unpacked; unpack it first: xz -d {place}"
+            ) from error
         raise FormatError(
             f"{place}: damaged {compression} data or a wrong checksum (CRC): {error}; get the file again"
         ) from error

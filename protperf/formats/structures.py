@@ -11,10 +11,8 @@ Axis letters: `L` length in residues.
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from protperf.formats import FormatError
+from protperf.formats.unpacking import unpacked
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif")
 LEAST_RESIDUES = 2
 
-_GZIP = b"\x1f\x8b"
 _MMCIF = re.compile(r"(?:\s|#.*\n)*data_")
 _MISSING = re.compile(r"REMARK 465 +(?:1 +)?([A-Z0-9]{1,3}) (\w) +(-?\d+)([A-Za-z]?)")
 _ATOMS = ("CA", "CB")
@@ -234,11 +232,9 @@ def _assemble(name: str, seen: dict[Residue, dict[str, _Atom]], listed: Sequence
 def _read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
-        return (gzip.decompress(data) if data.startswith(_GZIP) else data).decode("latin-1")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FormatError(f"{path}: damaged gzip file ({error}); fetch it again") from error
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    return unpacked(data, str(path)).decode("latin-1")
 
 
 def _split(path: Path) -> tuple[Path, str]:

@@ -9,11 +9,9 @@ blank lines and the order of rows and columns stay.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 import sys
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from protperf.formats.mutations import (
 )
 from protperf.formats.records import quoted
 from protperf.formats.streams import STDIN, place_of
+from protperf.formats.unpacking import unpacked
 from protperf.vocab import VOCABULARY
 
 SEPARATORS = (",", "\t", ";")
@@ -40,6 +39,9 @@ MISSING = ("", "na", "nan", "n/a", "none", "null")
 """Cells without a number, in lower case."""
 
 _LONGEST_CELL = 1 << 30
+_MOST_CELLS = 1 << 24
+"""A row counts for four more: together they take a gigabyte of memory at most, besides the text."""
+_MOST_NAMED = 20
 _BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -93,8 +95,9 @@ class VariantTable:
         """
         if self.columns.count(column) != 1:
             found = "no" if column not in self.columns else "more than one"
-            names = ", ".join(quoted(name) for name in self.columns)
-            raise ValueError(f"{self.place}: {found} column {quoted(column)}; there are: {names}")
+            raise ValueError(
+                f"{self.place}: {found} column {quoted(column)}; there are: {_listed(self.columns)}"
+            )
         place = self.columns.index(column)
         return [row.cells[place] for row in self.variants]
 
@@ -154,28 +157,41 @@ def read_variants(path: Path | str, *, column: str, lone: str = ",") -> VariantT
     """
     place = place_of(path)
     text = _read_text(path, place)
+    _check_size(text, place)
     for separator in SEPARATORS:
         header = _header(text, separator)
         if column in header:
             return _parse(text, place, separator if len(header) > 1 else lone)
-    names = ", ".join(quoted(name) for name in max((_header(text, each) for each in SEPARATORS), key=len))
+    names = _listed(max((_header(text, each) for each in SEPARATORS), key=len))
     raise ValueError(f"{place}: no column {quoted(column)}; there are: {names}; --mutation-column names it")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(quoted(name) for name in names[:_MOST_NAMED]) + more
 
 
 def _read_text(path: Path | str, place: str) -> str:
     try:
         data = sys.stdin.buffer.read() if str(path) == STDIN else Path(path).read_bytes()
-        if data.startswith(b"\x1f\x8b"):
-            data = gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FormatError(f"{place}: damaged gzip file ({error}); copy or download it again") from error
     except OSError as error:
         raise ValueError(f"{place}: cannot be read: {error.strerror}") from error
+    data = unpacked(data, place)
     if b"\0" in data[:1024]:
         raise FormatError(f"{place}: is no text; allowed: CSV or TSV in UTF-8, plain or gzip")
     if not data.strip():
         raise FormatError(f"{place}: is empty; allowed: a header line and rows")
     return data.decode("utf-8", "surrogateescape")
+
+
+def _check_size(text: str, place: str) -> None:
+    """Refuse a table that would take very much more memory than its text."""
+    rows = text.count("\n") + text.count("\r")
+    cells = max(text.count(separator) for separator in SEPARATORS)
+    if 4 * rows + cells > _MOST_CELLS:
+        raise FormatError(
+            f"{place}: {rows:,} rows and {cells:,} separators are more than can be read at once; cut the table into several"
+        )
 
 
 def _header(text: str, separator: str) -> list[str]:

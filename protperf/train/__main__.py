@@ -22,6 +22,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from protperf.checkpoint import remove_unfinished
 from protperf.checkpoint.stopping import StopRequest
+from protperf.formats import one_line
 from protperf.formats.commit import lock_folder
 from protperf.loggers import close_loggers
 from protperf.train.failures import explain_failure
@@ -53,7 +54,7 @@ def train(config: DictConfig) -> None:
         except (ValueError, OSError) as error:
             if os.environ.get("PROTPERF_DEBUG") or _is_job_of_sweep():
                 raise  # Hydra takes a job's exception to the command that waits for the sweep
-            raise SystemExit(_from_rank(f"protperf train: {error}")) from error
+            raise SystemExit(_from_rank(f"protperf train: {one_line(str(error))}")) from error
 
 
 def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
@@ -70,7 +71,7 @@ def _run(settings: Settings, stop: StopRequest, at_end: ExitStack) -> None:
         accepted = LambdaCallback(on_train_start=lambda *_: record_settings(run.settings))
         cast(Any, run.trainer).callbacks.append(accepted)
     try:
-        run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint)
+        run.trainer.fit(run.task, run.data, ckpt_path=run.checkpoint, weights_only=True)
         if stop.agreed(at_once=True):
             stop.end(step=run.trainer.global_step, is_first_rank=is_first)
         test_best(run)

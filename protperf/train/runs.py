@@ -28,9 +28,9 @@ from protperf.checkpoint.export import export_model
 from protperf.checkpoint.facts import CONFIG_NAME
 from protperf.checkpoint.saving import Checkpoints
 from protperf.checkpoint.stopping import StopRequest
-from protperf.config import to_dict
+from protperf.config import read_record, to_dict
 from protperf.data import WindowData
-from protperf.formats import FormatError
+from protperf.formats import FormatError, one_line
 from protperf.formats.commit import commit_bytes
 from protperf.formats.manifest import check_lengths
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
@@ -279,7 +279,7 @@ def test_best(run: Run) -> None:
     if trainer.strategy.broadcast(is_due):
         if trainer.is_global_zero:
             log.info("testing %s", best)
-        trainer.test(run.task, run.data, ckpt_path=best, verbose=False)
+        trainer.test(run.task, run.data, ckpt_path=best, verbose=False, weights_only=True)
 
 
 def share_best(run: Run) -> None:
@@ -323,8 +323,8 @@ def record_settings(settings: Settings) -> None:
     path = settings.run_dir / CONFIG_NAME
     try:
         changes = _changes(path, values) if path.exists() else []
-    except Exception as error:  # whatever a reader of YAML makes of foreign bytes
-        log.warning("%s: not a configuration (%s); written anew", path, type(error).__name__)
+    except (ValueError, OSError) as error:
+        log.warning("%s; written anew", error)
         changes = []
     if changes:
         log.info("other settings than at the last start: %s", ", ".join(changes))
@@ -336,10 +336,10 @@ def record_settings(settings: Settings) -> None:
 
 def _changes(path: Path, values: dict[str, Any]) -> list[str]:
     """Return what differs from the configuration of the start before."""
-    before = OmegaConf.load(path)
+    before = read_record(path)
     return [
-        f"{section}.{key} {old} -> {new}"
+        one_line(f"{section}.{key} {old} -> {new}")
         for section, keys in values.items()
         for key, new in keys.items()
-        if (old := OmegaConf.select(before, f"{section}.{key}")) != new
+        if (old := before.get(section, {}).get(key)) != (list(new) if isinstance(new, tuple) else new)
     ]

@@ -7,7 +7,6 @@ their representatives. `protperf prepare` makes it, in a process of its own.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 from argparse import Namespace
 from collections.abc import Iterator
@@ -18,11 +17,10 @@ from protperf.bench.training import run_protperf
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
 from protperf.formats.manifest import MANIFEST_NAME, read_manifest
+from protperf.formats.unpacking import unpacked
 
 HELD_OUT = "PF00000"
 """No family of Pfam: the name under which `prepare` learns which records are of clusters that are held out."""
-
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def prepare_dataset(options: Namespace, *, window: int) -> Path:
@@ -77,10 +75,9 @@ def _point(name: str) -> float:
 
 def _read_clusters(table: Path) -> Iterator[tuple[str, str]]:
     """Yield representatives and members."""
-    content = table.read_bytes()
     try:
-        text = (gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        text = unpacked(table.read_bytes(), str(table)).decode()
+    except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{table}: cannot be read ({error}); give the table whole") from None
     for number, line in enumerate(text.splitlines(), start=1):
         representative, tab, member = line.partition("\t")

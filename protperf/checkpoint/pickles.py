@@ -1,0 +1,139 @@
+"""Files that `torch.save` wrote, from anywhere: looked through before torch opens them, and read as plain values and tensors alone.
+
+`torch.load(weights_only=True)` runs no code of a file, but does what the file asks with what is allowed there: a few bytes
+may ask for terabytes, or be unpacked to them. So an archive is taken only if its members lie in it unpacked, and its pickle
+only if it names nothing but what tensors are made of.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protperf.batches import is_out_of_memory
+from protperf.formats import FormatError
+
+LARGEST_PICKLE = 16 << 20
+"""Bytes of what describes the tensors: those of 36 layers with Adam's state take 124,000, in 40,000 instructions."""
+MOST_STEPS = 4_000_000
+"""Instructions of a pickle; each may make an object of a hundred bytes."""
+
+_PICKLE = "data.pkl"
+_PROTOCOL = 2
+_NAMES = re.compile(
+    r"collections OrderedDict|torch Size|torch (bool|u?int\d+|b?float\d+)|torch \w+Storage|torch\.nn\.parameter Parameter"
+    r"|torch\._utils _rebuild_(tensor_v2|tensor_v3|parameter|sparse_tensor)|torch\.serialization _get_layout"
+)
+"""What state dicts, optimizers and loops are made of, besides Python's own values. What fills memory is not among it:
+`bytearray`, `torch.FloatTensor` and others take a size."""
+_REFUSED = {
+    "EXT1",
+    "EXT2",
+    "EXT4",
+    "INST",
+    "OBJ",
+    "NEWOBJ",
+    "NEWOBJ_EX",
+    "STACK_GLOBAL",
+    "PERSID",
+    "BYTEARRAY8",
+}
+
+
+def read_tensors(path: Path, *, cut: str, objects: str) -> Any:
+    """Return the content of a file: values, containers and dense tensors on the CPU, none larger than the file.
+
+    Args:
+        path: the file.
+        cut: what to say of one that is no whole archive.
+        objects: what to say of one that holds something else.
+
+    Raises:
+        FormatError: these, or a checksum is wrong, or memory that the file does not fill is asked for.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:  # a name that cannot be read is an error of its own
+        try:
+            archive = zipfile.ZipFile(file)
+            members = archive.infolist()
+        except Exception as error:  # on foreign bytes it fails in any way
+            raise FormatError(f"{path}: {cut}") from error
+        _check_members(path, members, cut)
+        try:
+            damaged = archive.testzip()  # torch does not compare the checksums
+            pickles = [archive.read(each) for each in members if each.filename.lower().endswith(_PICKLE)]
+        except Exception as error:
+            raise FormatError(f"{path}: {cut}") from error
+    if damaged:
+        raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
+    if len(pickles) != 1 or len({each.filename.lower() for each in members}) < len(members):
+        raise FormatError(f"{path}: {cut}")  # torch, to which cases are the same, could take another one
+    try:
+        _check_pickle(pickles[0])
+        # mapped: a rank that only asks for an entry need not hold the weights
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return _plain(content, path.stat().st_size, {})
+    except FormatError as error:
+        raise FormatError(f"{path}: {objects} ({error})") from error
+    except Exception as error:  # on foreign bytes the unpickler fails in any way
+        if is_out_of_memory(error):
+            raise
+        raise FormatError(f"{path}: {objects}") from error
+
+
+def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: str) -> None:
+    """Raise unless all members of an archive lie in it as they are, one behind the other."""
+    size = path.stat().st_size
+    packed = [each for each in members if each.compress_type != zipfile.ZIP_STORED]
+    if packed or any(each.compress_size != each.file_size for each in members):
+        raise FormatError(f"{path}: {cut} (its members are packed, which torch.save does not do)")
+    pickle_bytes = sum(each.file_size for each in members if each.filename.lower().endswith(_PICKLE))
+    if sum(each.file_size for each in members) > size or pickle_bytes > LARGEST_PICKLE:
+        raise FormatError(f"{path}: {cut} (its members claim more bytes than it has, or its pickle too many)")
+
+
+def _check_pickle(data: bytes) -> None:
+    """Raise unless a pickle names nothing but what tensors are made of."""
+    for steps, (operation, argument, _) in enumerate(pickletools.genops(data)):
+        if operation.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
+            raise FormatError(f"it names {argument}")
+        other = operation.name == "PROTO" and argument != _PROTOCOL
+        if operation.name in _REFUSED or other or steps > MOST_STEPS:
+            raise FormatError(f"it has {operation.name} {argument} at step {steps:,}")
+
+
+def _plain(found: Any, size: int, done: dict[int, Any]) -> Any:
+    """Return nested containers as plain ones: a file may give an `OrderedDict` attributes that stand before its methods.
+
+    Args:
+        found: what was read; what holds itself ends in a `RecursionError`.
+        size: bytes that a tensor may take.
+        done: what became of each container, by its `id`: one that stands in many places is copied once.
+    """
+    if isinstance(found, Tensor):
+        _check_tensor(found, size)
+    if not isinstance(found, dict | list | tuple):
+        return found
+    if id(found) not in done:
+        if isinstance(found, dict):
+            made: Any = {key: _plain(value, size, done) for key, value in dict.items(found)}
+        else:
+            made = [_plain(value, size, done) for value in found]
+        done[id(found)] = tuple(made) if isinstance(found, tuple) else made
+    return done[id(found)]
+
+
+def _check_tensor(tensor: Tensor, size: int) -> None:
+    """Raise unless a tensor lies on the CPU and claims no more numbers than are stored."""
+    if tensor.device.type != "cpu" or tensor.is_quantized:
+        raise FormatError(f"a tensor of {tensor.dtype} on {tensor.device}")
+    if tensor.layout != torch.strided:  # whoever takes it, refuses it
+        return
+    if tensor.numel() * tensor.element_size() > min(size, tensor.untyped_storage().nbytes()):
+        raise FormatError(f"a tensor of the shape {tuple(tensor.shape)} stores fewer numbers")

@@ -1,0 +1,220 @@
+"""Where the members of an HDF5 group, its attributes and the chunks of an array lie: symbol tables, heaps and B-trees, read.
+
+Each node of a tree is visited once, and no more records come than the file has room for. See `hdf5_objects`, which also says
+why this is read here.
+
+Source: HDF5 File Format Specification, version 3.0, sections III.A (B-trees), III.B (symbol tables), III.D (local heap), III.G
+(fractal heap).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from protperf.formats.hdf5_links import tree_levels
+from protperf.formats.hdf5_objects import LINK, LINK_INFO, SYMBOL_TABLE, UNDEFINED, Message, Source
+
+_BY_NAME = (5, 8)
+"""Kinds of B-trees: of links and of attributes, both by the hash of their names."""
+
+
+class Link(NamedTuple):
+    """A member of a group.
+
+    Attributes:
+        name: of it.
+        address: of its header; `None` for what lies elsewhere: a soft or an external link.
+        order: its number in the order of creation, 0 where that is not kept.
+    """
+
+    name: str
+    address: int | None
+    order: int = 0
+
+
+def read_links(source: Source, messages: list[Message]) -> list[Link]:
+    """Return the members of a group: in the order of creation if it is kept, else by name."""
+    found, letters = [], 0
+    for link in _links_of(source, messages):
+        found.append(link)
+        letters += len(link.name)
+        if letters > source.size:
+            raise ValueError("names of more letters than the file has bytes")
+    return sorted(found, key=lambda link: (link.order, link.name.encode("utf-8", "surrogateescape")))
+
+
+def _links_of(source: Source, messages: list[Message]) -> Iterator[Link]:
+    for kind, data in messages:
+        if kind == SYMBOL_TABLE:
+            yield from _old_links(source, *struct.unpack_from("<QQ", data))
+        elif kind == LINK:
+            yield read_link(data)
+        elif kind == LINK_INFO:
+            heap, tree = struct.unpack_from("<QQ", data, 10 if data[1] & 1 else 2)
+            if heap != UNDEFINED:
+                yield from map(read_link, heap_objects(source, heap, tree))
+
+
+def read_link(data: bytes) -> Link:
+    """Return what a link message says."""
+    version, flags = data[:2]
+    if version != 1:
+        raise ValueError("a link of an unknown kind")
+    place = 2
+    kind = data[place] if flags & 8 else 0
+    place += bool(flags & 8)
+    (order,) = struct.unpack_from("<Q", data, place) if flags & 4 else (0,)
+    place += 8 * bool(flags & 4) + bool(flags & 16)
+    width = 1 << (flags & 3)
+    size = int.from_bytes(data[place : place + width], "little")
+    place += width
+    name = data[place : place + size]
+    if len(name) < size:
+        raise ValueError("a link beyond its place")
+    address = None if kind else struct.unpack_from("<Q", data, place + size)[0]
+    return Link(name.decode("utf-8", "surrogateescape"), address, order)
+
+
+def heap_objects(source: Source, heap: int, tree: int) -> Iterator[bytes]:
+    """Yield what a fractal heap holds, found by its tree; what follows an object may come with it."""
+    blocks = _HeapBlocks(source, heap)
+    for record in _records(source, tree):
+        identity = record[4:] if len(record) == 4 + blocks.identity_bytes else record[: blocks.identity_bytes]
+        place = int.from_bytes(identity[1 : 1 + blocks.offset_bytes], "little")
+        size = int.from_bytes(identity[1 + blocks.offset_bytes :], "little")
+        if identity[0] & 0x30:
+            raise ValueError("an object outside of its heap's blocks")
+        start, rest = blocks.find(place)
+        if size > rest:
+            raise ValueError("an object beyond its block")
+        yield source.at(start, size)
+
+
+class _HeapBlocks:
+    """The blocks of a fractal heap."""
+
+    def __init__(self, source: Source, address: int) -> None:
+        self._source = source
+        head = source.checked(address, 142, b"FRHP\0")
+        self.identity_bytes, filters = struct.unpack_from("<HH", head, 5)
+        self._width, self._first, self._largest, bits, _, self._root, self._rows = struct.unpack_from(
+            "<HQQHHQH", head, 110
+        )
+        self.offset_bytes = (bits + 7) // 8
+        if filters or not (1 <= self._width <= 64 and self._first >= 64 and self._rows <= 64 and bits <= 64):
+            raise ValueError("a heap of an unknown kind")
+        if self._first & (self._first - 1) or self._largest < self._first or self.identity_bytes < 7:
+            raise ValueError("a heap of an unknown kind")
+        self._tables: dict[int, tuple[int, ...]] = {}
+
+    def find(self, place: int) -> tuple[int, int]:
+        """Return where a place of the heap lies in the file, and how many bytes of its block follow."""
+        if not self._rows:
+            return self._within(self._root, place, self._first)
+        address, rows = self._root, self._rows
+        while True:
+            row = max(0, (place // (self._width * self._first)).bit_length())
+            size = self._first << max(0, row - 1)
+            start = 0 if row == 0 else self._width * self._first << (row - 1)
+            if row >= rows:
+                raise ValueError("a place beyond its heap")
+            column, place = divmod(place - start, size)
+            address = self._table(address, rows)[row * self._width + column]
+            if size <= self._largest:
+                return self._within(address, place, size)
+            rows = (size // (self._width * self._first)).bit_length()
+
+    def _within(self, address: int, place: int, size: int) -> tuple[int, int]:
+        if place >= size or self._source.at(address, 4) != b"FHDB":
+            raise ValueError(f"no block of a heap at {address}")
+        return address + place, size - place
+
+    def _table(self, address: int, rows: int) -> tuple[int, ...]:
+        """Return the addresses in an indirect block."""
+        if address not in self._tables:
+            head, count = 13 + self.offset_bytes, rows * self._width
+            data = self._source.checked(address, head + 8 * count, b"FHIB\0")
+            self._tables[address] = struct.unpack_from(f"<{count}Q", data, head)
+        return self._tables[address]
+
+
+def _records(source: Source, address: int) -> Iterator[bytes]:
+    """Yield the records of a version 2 B-tree."""
+    head = source.checked(address, 34, b"BTHD\0")
+    kind, node_bytes, record_bytes, depth, _, _, root, number, total = struct.unpack_from(
+        "<BIHHBBQHQ", head, 5
+    )
+    if kind not in _BY_NAME or not 5 <= record_bytes <= 64 or not 64 <= node_bytes <= 1 << 20 or depth > 8:
+        raise ValueError("a tree of an unknown kind")
+    if not total:
+        return
+    levels = tree_levels(0, node_bytes, record_bytes, depth=depth)
+    seen: set[int] = set()
+
+    def walk(address: int, number: int, depth: int) -> Iterator[bytes]:
+        if address in seen or number * record_bytes > node_bytes:
+            raise ValueError("a tree that does not end")
+        seen.add(address)
+        if not depth:
+            data = source.checked(address, 6 + number * record_bytes, b"BTLF\0")
+            yield from (data[6 + n * record_bytes :][:record_bytes] for n in range(number))
+            return
+        count_bytes, total_bytes = levels[0].number_bytes, levels[depth - 1].total_bytes if depth > 1 else 0
+        pointer = 8 + count_bytes + total_bytes
+        data = source.checked(address, 6 + number * record_bytes + (number + 1) * pointer, b"BTIN\0")
+        place = 6 + number * record_bytes
+        for n in range(number + 1):
+            child = int.from_bytes(data[place : place + 8], "little")
+            count = int.from_bytes(data[place + 8 : place + 8 + count_bytes], "little")
+            yield from walk(child, count, depth - 1)
+            if n < number:
+                yield data[6 + n * record_bytes :][:record_bytes]
+            place += pointer
+
+    yield from walk(root, number, depth)
+
+
+def _old_links(source: Source, tree: int, heap: int) -> Iterator[Link]:
+    """Yield the members of a group of the first kind."""
+    mark, size, _, start = struct.unpack("<4s4xQQQ", source.at(heap, 32))
+    if mark != b"HEAP":
+        raise ValueError(f"no heap at {heap}")
+    names = source.at(start, size)
+    for node in old_tree(source, tree, kind=0, key_bytes=8):
+        mark, count = struct.unpack("<4sxxH", source.at(node[1], 8))
+        if mark != b"SNOD":
+            raise ValueError(f"no symbols at {node[1]}")
+        data = source.at(node[1] + 8, 40 * count)
+        for place in range(0, 40 * count, 40):
+            name, address, cached = struct.unpack_from("<QQI", data, place)
+            end = names.index(b"\0", name)
+            text = names[name:end].decode("utf-8", "surrogateescape")
+            yield Link(text, None if cached == 2 or address == UNDEFINED else address)
+
+
+def old_tree(source: Source, address: int, *, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Yield key and address of the leaves of a version 1 B-tree.
+
+    Args:
+        source: the file.
+        address: of its root.
+        kind: 0 for groups, 1 for chunks.
+        key_bytes: of a key.
+    """
+    waiting, seen = [(address, -1)], set()
+    while waiting:
+        address, expected = waiting.pop(0)
+        mark, found, level, count = struct.unpack("<4sBBH", source.at(address, 8))
+        if mark != b"TREE" or found != kind or address in seen or expected not in (-1, level):
+            raise ValueError(f"no tree at {address}, or one that does not end")
+        seen.add(address)
+        step = key_bytes + 8
+        data = source.at(address + 24, count * step + key_bytes)
+        for place in range(0, count * step, step):
+            child = struct.unpack_from("<Q", data, place + key_bytes)[0]
+            if level:
+                waiting.append((child, level - 1))
+            else:
+                yield data[place : place + key_bytes], child

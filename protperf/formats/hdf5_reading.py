@@ -1,0 +1,268 @@
+"""HDF5 files from anywhere: what they say is checked before memory is taken for it, and read without HDF5's own library.
+
+HDF5 can say much that none of our files says: a link into another file, an array that lies elsewhere or is computed, a filter
+that unpacks a byte to a thousand, a shape of 2^60. All of it is refused here, as is whatever of the format `hdf5_objects` and `hdf5_index` do not
+know. Numbers are read where they lie in the file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from protperf.formats import FormatError
+from protperf.formats.hdf5_index import Link, heap_objects, old_tree, read_links
+from protperf.formats.hdf5_objects import (
+    ATTRIBUTE,
+    ATTRIBUTE_INFO,
+    DATASPACE,
+    DATATYPE,
+    FILTERS,
+    LAYOUT,
+    SIGNATURE,
+    UNDEFINED,
+    Message,
+    Source,
+    read_attribute,
+    read_header,
+    read_kind,
+    read_shape,
+    root_of,
+)
+
+_CONTIGUOUS, _CHUNKED = 1, 2
+_DEFLATE = 1
+
+
+class Dataset(NamedTuple):
+    """An array and where it lies.
+
+    Attributes:
+        name: of it.
+        shape: of it.
+        dtype: NumPy's name of its numbers.
+        address: of its first number, or of the tree of its chunks; `None` where it lies nowhere.
+        chunks: their shape; empty where the array lies in one piece.
+        filters: HDF5's numbers of what its chunks went through.
+        messages: all that its header says.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    address: int | None
+    chunks: tuple[int, ...]
+    filters: tuple[int, ...]
+    messages: list[Message]
+
+
+class Hdf5File:
+    """An HDF5 file for reading; a context manager.
+
+    Args:
+        path: the file.
+        unreadable: what to say of one that is damaged or foreign, for messages.
+        remedy: and what to do about it.
+
+    Raises:
+        FormatError: it is none.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path, *, unreadable: str, remedy: str) -> None:
+        self.path = path
+        self._unreadable, self._remedy = unreadable, remedy
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not path.is_file() or os.pread(self._descriptor, len(SIGNATURE), 0) != SIGNATURE:
+                raise FormatError(f"{path}: {unreadable} (it does not begin as an HDF5 file); {remedy}")
+            self._source = Source(self._descriptor)
+            self._links: dict[str, Link] | None = None
+            with self.reading():
+                self._root = read_header(self._source, root_of(self._source))
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def reading(self, what: str = "") -> Iterator[None]:
+        """Make one line of whatever goes wrong with foreign bytes; a lack of memory stays one."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise FormatError(f"{self.path}: {what or self._unreadable} ({said}); {self._remedy}") from None
+
+    def names(self) -> list[str]:
+        """Return the names of what lies at the root: in the order of creation where the file keeps it, else sorted."""
+        return list(self._members())
+
+    def attributes(self, dataset: Dataset | None = None) -> dict[str, Any]:
+        """Return what the file, or a dataset, says of itself: texts, bytes, numbers and lists of numbers."""
+        messages = self._root if dataset is None else dataset.messages
+        with self.reading():
+            return dict(self._attributes(messages))
+
+    def dataset(self, name: str) -> Dataset:
+        """Return a dataset at the root.
+
+        Raises:
+            FormatError: it is not there, something else, or a link to elsewhere.
+        """
+        members = self._members()
+        with self.reading(f"entry {name!r} is damaged"):
+            if name not in members:
+                raise ValueError("it is not there")
+            address = members[name].address
+            if address is None:
+                raise ValueError("a link to elsewhere")
+            return _dataset_of(name, read_header(self._source, address))
+
+    def read_whole(self, dataset: Dataset) -> np.ndarray:
+        """Return an array of floating-point numbers that lies in one piece.
+
+        Raises:
+            FormatError: it does not, or not all of it is in the file.
+        """
+        with self.reading(f"entry {dataset.name!r} is damaged"):
+            if dataset.chunks or dataset.filters or dataset.dtype not in ("<f4", "<f2"):
+                raise ValueError(f"{dataset.dtype} stored otherwise than `protperf embed` does")
+            return np.frombuffer(bytearray(self._piece(dataset)), dataset.dtype).reshape(dataset.shape)
+
+    def fill(self, dataset: Dataset, into: np.ndarray) -> None:
+        """Fill an array with the numbers of a dataset, which lie in one piece or in chunks, plain or packed by deflate.
+
+        Raises:
+            FormatError: shape or type differ, or a chunk is damaged or unpacks to more than its numbers.
+        """
+        with self.reading(f"entry {dataset.name!r} is damaged"):
+            if dataset.shape != into.shape or dataset.dtype != into.dtype.str:
+                raise ValueError(f"{dataset.dtype} {dataset.shape}; it must be {into.dtype.str} {into.shape}")
+            if dataset.filters not in ((), (_DEFLATE,)):
+                raise ValueError(f"packed by filters {dataset.filters}; allowed: deflate")
+            if not dataset.chunks:
+                into[...] = np.frombuffer(self._piece(dataset), into.dtype).reshape(into.shape)
+                return
+            number = math.prod(
+                -(-size // chunk) for size, chunk in zip(into.shape, dataset.chunks, strict=True)
+            )
+            seen: set[tuple[int, ...]] = set()
+            for start, data in self._chunks(dataset, into.itemsize):
+                part = tuple(
+                    slice(first, first + chunk) for first, chunk in zip(start, dataset.chunks, strict=True)
+                )
+                numbers = np.frombuffer(data, into.dtype).reshape(dataset.chunks)
+                into[part] = numbers[tuple(map(slice, into[part].shape))]
+                seen.add(start)
+            if len(seen) != number:
+                raise ValueError(f"{len(seen)} of {number} chunks are there")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Hdf5File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _members(self) -> dict[str, Link]:
+        if self._links is None:
+            with self.reading():
+                self._links = {link.name: link for link in read_links(self._source, self._root)}
+        return self._links
+
+    def _attributes(self, messages: list[Message]) -> Iterator[tuple[str, Any]]:
+        for kind, data in messages:
+            if kind == ATTRIBUTE:
+                yield read_attribute(self._source, data)
+            elif kind == ATTRIBUTE_INFO:
+                heap, tree = struct.unpack_from("<QQ", data, 4 if data[1] & 1 else 2)
+                for found in heap_objects(self._source, heap, tree) if heap != UNDEFINED else ():
+                    yield read_attribute(self._source, found)
+
+    def _piece(self, dataset: Dataset) -> bytes:
+        """Return the bytes of an array in one piece."""
+        size = math.prod(dataset.shape) * np.dtype(dataset.dtype).itemsize
+        if size and dataset.address is None:
+            raise ValueError("its numbers are not in the file")
+        return self._source.at(dataset.address or 0, size)
+
+    def _chunks(self, dataset: Dataset, item_bytes: int) -> Iterator[tuple[tuple[int, ...], bytes]]:
+        """Yield the place and the bytes of each chunk that is there."""
+        size, rank = math.prod(dataset.chunks) * item_bytes, len(dataset.shape)
+        if dataset.address is None:
+            return
+        for key, address in old_tree(self._source, dataset.address, kind=1, key_bytes=16 + 8 * rank):
+            packed, mask, *start = struct.unpack(f"<II{rank}Q8x", key)
+            inside = all(first < most for first, most in zip(start, dataset.shape, strict=True))
+            if (
+                mask
+                or not inside
+                or any(first % chunk for first, chunk in zip(start, dataset.chunks, strict=True))
+            ):
+                raise ValueError(f"a chunk at {start}")
+            data = self._source.at(address, packed)
+            data = zlib.decompressobj().decompress(data, size + 1) if dataset.filters else data
+            if len(data) != size:
+                raise ValueError("a chunk of another size")
+            yield tuple(start), data
+
+
+def _dataset_of(name: str, messages: list[Message]) -> Dataset:
+    """Return what the messages of a header say of an array."""
+    said = {kind: data for kind, data in messages if kind in (DATASPACE, DATATYPE, LAYOUT, FILTERS)}
+    if not {DATASPACE, DATATYPE, LAYOUT} <= said.keys():
+        raise ValueError("no dataset")
+    shape, kind, layout = read_shape(said[DATASPACE]), read_kind(said[DATATYPE]), said[LAYOUT]
+    chunks: tuple[int, ...] = ()
+    if layout[0] in (3, 4) and layout[1] == _CONTIGUOUS:
+        (address,) = struct.unpack_from("<Q", layout, 2)
+    elif layout[0] == 3 and layout[1] == _CHUNKED:
+        (address,) = struct.unpack_from("<Q", layout, 3)
+        *chunks_found, _ = struct.unpack_from(f"<{layout[2]}I", layout, 11)
+        chunks = tuple(chunks_found)
+        if len(chunks) != len(shape) or not all(map(_is_chunk, chunks, shape)):
+            raise ValueError(f"chunks of {chunks}")
+    else:
+        raise ValueError("its numbers lie in another file, or stored otherwise than protperf does")
+    if kind.variable or not kind.dtype:
+        raise ValueError("no numbers")
+    filters = tuple(_filters_of(said[FILTERS])) if FILTERS in said else ()
+    return Dataset(
+        name, shape, kind.dtype, None if address == UNDEFINED else address, chunks, filters, messages
+    )
+
+
+def _is_chunk(chunk: int, size: int) -> bool:
+    return 0 < chunk <= size
+
+
+def _filters_of(data: bytes) -> Iterator[int]:
+    """Yield the numbers of a pipeline of filters."""
+    version, count = data[:2]
+    if version not in (1, 2):
+        raise ValueError("filters of an unknown kind")
+    place = 8 if version == 1 else 2
+    for _ in range(count):
+        (number,) = struct.unpack_from("<H", data, place)
+        named = version == 1 or number >= 256
+        length = struct.unpack_from("<H", data, place + 2)[0] if named else 0
+        place += 4 if named else 2
+        (values,) = struct.unpack_from("<H", data, place + 2)
+        place += 4 + length + (-length % 8 if version == 1 else 0) + 4 * values
+        place += 4 * (values % 2) if version == 1 else 0
+        yield number

@@ -1,0 +1,38 @@
+"""Gzip files that are read whole: unpacked up to a bound, since a kilobyte may unpack to a megabyte."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+
+from protperf.formats import FormatError
+
+LARGEST = 256 << 20
+"""Bytes of text out of a compressed file that is read whole; the largest table of ProteinGym has half as many."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def unpacked(data: bytes, place: str) -> bytes:
+    """Return what gzip data hold, all members, or other data as they are.
+
+    Args:
+        data: a whole file.
+        place: its name, for messages.
+
+    Raises:
+        FormatError: damaged, or more than `LARGEST` bytes unpacked.
+    """
+    if not data.startswith(GZIP_MAGIC):
+        return data
+    try:
+        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LARGEST + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FormatError(f"{place}: damaged gzip file ({error}); copy or download it again") from error
+    if len(text) > LARGEST:
+        raise FormatError(
+            f"{place}: {len(data):,} bytes of gzip unpack to more than {LARGEST >> 20} MiB; unpack it first (gzip -d) "
+            "if that is meant to be"
+        )
+    return text

@@ -1,0 +1,229 @@
+"""Give hostile files to the four readers: `python tests/fuzz.py --inputs 200000` (`make fuzz`); each ends in a result or one clear line.
+
+The files are whole ones with edits that hypothesis draws (`fuzz_edits`). They are read in child processes that may take 1 GiB
+beyond what they start with: a crash of a C library, an endless loop and a lack of memory are findings like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fuzz_edits import edits
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from protperf.formats import FormatError
+
+MOST_MEMORY = 1 << 30
+SECONDS_AN_INPUT = 20
+MEMORY_DISK = "/dev/shm"
+_TOGETHER = 500
+"""Inputs of one child."""
+
+
+def make_target(name: str, folder: Path) -> Any:
+    """Return a target by its name, whole files and all."""
+    if name == "checkpoints":
+        from fuzz_checkpoints import make_checkpoints
+
+        return make_checkpoints(folder)
+    from fuzz_targets import TARGETS
+
+    return TARGETS[name](folder)
+
+
+NAMES = ("sequences", "shards", "checkpoints", "mutations")
+
+
+def judge(target: Any, kind: int, chosen: Any, folder: Path) -> str:
+    """Let a target read one hostile file in a folder, which is emptied first; return what was found, nothing if all is well."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    target.write(kind, chosen, folder)
+    said = io.StringIO()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
+            warnings.simplefilter("error")
+            target.read(folder)
+    except ValueError as error:
+        text = str(error)
+        own = isinstance(error, FormatError) or type(error) is ValueError
+        if not (own and text.startswith(str(folder)) and "\n" not in text and len(text) < 3000):
+            return _describe(error)
+    except BaseException as error:
+        return _describe(error)
+    return ""
+
+
+def run_child(target: Any, number: int, inputs: int, folder: Path, report: Any) -> None:
+    """Read hostile files, drawn with the child's number as seed; report findings, refusals and the peak of memory."""
+    place = folder / "input"
+    place.mkdir()
+    _limit_memory()
+    before = peak_memory()
+    found: dict[str, str] = {}
+    done = [0]
+
+    @seed(number)
+    @settings(
+        max_examples=inputs,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.integers(0, 255), edits)
+    def read(kind: int, chosen: Any) -> None:
+        done[0] += 1
+        (folder / "now").write_text(json.dumps([target.name, kind, chosen]))
+        signal.setitimer(signal.ITIMER_PROF, SECONDS_AN_INPUT)  # SIGPROF ends the process
+        what = judge(target, kind, chosen, place)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if what and what not in found:
+            found[what] = json.dumps([target.name, kind, chosen])
+
+    read()
+    report.put((done[0], found, peak_memory(), peak_memory() - before))
+
+
+def run_many(name: str, inputs: int, first: int = 0) -> dict[str, Any]:
+    """Read so many hostile files in children, one after the other; return the figures."""
+    context = multiprocessing.get_context("fork")
+    figures: dict[str, Any] = {
+        "inputs": 0,
+        "seconds": 0.0,
+        "peak": 0,
+        "more": 0,
+        "findings": {},
+        "counts": Counter(),
+    }
+    scratch = Path(
+        tempfile.mkdtemp(prefix="fuzz", dir=MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None)
+    )
+    target = make_target(name, scratch / "whole")
+    _warm(target, scratch)
+    start, number = time.monotonic(), first
+    while figures["inputs"] < inputs:
+        number += 1
+        folder = scratch / f"child{number}"
+        folder.mkdir()
+        report = context.Queue()
+        child = context.Process(
+            target=run_child,
+            args=(target, number, min(_TOGETHER, inputs - figures["inputs"]), folder, report),
+        )
+        child.start()
+        result = None
+        while result is None and (child.is_alive() or not report.empty()):
+            with contextlib.suppress(Exception):
+                result = report.get(timeout=0.2)
+        child.join()
+        if result is None:
+            how = (
+                signal.Signals(-child.exitcode).name
+                if (child.exitcode or 0) < 0
+                else f"status {child.exitcode}"
+            )
+            now = (folder / "now").read_text() if (folder / "now").exists() else "before the first"
+            result = (_TOGETHER // 2, {f"ended by {how}": now}, 0, 0)
+        figures["inputs"] += result[0]
+        for what, sample in result[1].items():
+            figures["findings"].setdefault(what, sample)
+            figures["counts"][what] += 1
+        figures["peak"], figures["more"] = max(figures["peak"], result[2]), max(figures["more"], result[3])
+        shutil.rmtree(folder)
+    figures["seconds"] = time.monotonic() - start
+    shutil.rmtree(scratch)
+    return figures
+
+
+def _warm(target: Any, folder: Path) -> None:
+    """Import what is imported late, and let hypothesis look at the sources, once for all children."""
+    place = folder / "warm"
+    place.mkdir()
+
+    @settings(
+        max_examples=50,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.integers(0, 255), edits)
+    def read(kind: int, chosen: Any) -> None:
+        judge(target, kind, chosen, place)
+
+    read()
+
+
+def peak_memory() -> int:
+    """Return the most memory that this process has held, in bytes."""
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+
+
+def _limit_memory() -> None:
+    size = int(re.findall(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (size + MOST_MEMORY, size + MOST_MEMORY))
+
+
+def _describe(error: BaseException) -> str:
+    """Return a finding by its kind and place, the same for all inputs that meet it."""
+    place = next(
+        (
+            frame
+            for frame in reversed(traceback.extract_tb(error.__traceback__))
+            if "protperf" in frame.filename and "/tests/" not in frame.filename
+        ),
+        traceback.extract_tb(error.__traceback__)[-1],
+    )
+    said = re.sub(r"\d+|'[^']*'|/\S+", "_", str(error))[:80]
+    return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {said}"
+
+
+def main() -> int:
+    """Run all targets; print the figures, then the findings with the numbers that make them again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=200_000, help="hostile files in all (%(default)s)")
+    parser.add_argument(
+        "--target", choices=NAMES, action="append", help="one reader alone; may be given again"
+    )
+    parser.add_argument("--first", type=int, default=0, help="seed of the first child, less 1 (%(default)s)")
+    options = parser.parse_args()
+    names = options.target or NAMES
+    failed = False
+    print(f"{'reader':<12} {'inputs':>9} {'seconds':>8} {'peak MiB':>9} {'grown by':>9} findings", flush=True)
+    for name in names:
+        figures = run_many(name, -(-options.inputs // len(names)), options.first)
+        peak, more = figures["peak"] >> 20, figures["more"] >> 20
+        print(
+            f"{name:<12} {figures['inputs']:>9,} {figures['seconds']:>8.0f} {peak:>9,} {more:>9,} {len(figures['findings'])}",
+            flush=True,
+        )
+        for what, sample in figures["findings"].items():
+            failed = True
+            print(f"  {what} (in {figures['counts'][what]} children): {sample}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""HDF5 files read without HDF5's library: as the library reads them, or refused."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from protperf.formats import FormatError
+from protperf.formats.hdf5_bytes import lookup3_of
+from protperf.formats.hdf5_reading import Hdf5File
+
+LIBRARIES = [
+    ("earliest", "v110"),
+    ("earliest", "latest"),
+    ("v110", "v110"),
+    ("v112", "latest"),
+    ("latest", "latest"),
+]
+
+
+def opened(path: Path) -> Hdf5File:
+    return Hdf5File(path, unreadable="no file of ours", remedy="write it again")
+
+
+def assert_same(path: Path) -> None:
+    """Compare names, attributes and arrays with what h5py says of a file."""
+    with h5py.File(path) as expected, opened(path) as file:
+        assert file.names() == list(expected)
+        assert same(file.attributes(), expected.attrs)
+        for name in file.names():
+            dataset, other = file.dataset(name), expected[name]
+            assert (dataset.shape, np.dtype(dataset.dtype), dataset.chunks or None) == (
+                other.shape,
+                other.dtype,
+                other.chunks,
+            )
+            assert same(file.attributes(dataset), other.attrs)
+            array = np.empty(other.shape, other.dtype)
+            file.fill(dataset, array)
+            np.testing.assert_array_equal(array, other[()])
+
+
+def same(found: dict[str, Any], expected: h5py.AttributeManager) -> bool:
+    plain = {
+        name: value.tobytes() if isinstance(value, np.void) else value for name, value in expected.items()
+    }
+    return found.keys() == plain.keys() and all(np.array_equal(found[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("libver", LIBRARIES, ids="-".join)
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("number", [0, 3, 40, 3000])
+def test_members_and_attributes_are_those_that_the_library_finds(
+    tmp_path: Path, libver: tuple[str, str], ordered: bool, number: int
+):
+    path = tmp_path / "a.h5"
+    generator = np.random.default_rng(number)
+    names = [f"{place}_{generator.integers(1 << 40):x}" for place in generator.permutation(number)]
+    with h5py.File(path, "w", libver=libver, track_order=ordered) as file:
+        for place, name in enumerate(names):
+            file.create_dataset(name, data=np.arange(place % 4 + 1, dtype=np.float32))
+        for place, name in enumerate(names[:3]):
+            file[name].attrs.update({"text": "é" * place, "bytes": np.void(b"a\0b"), "number": -place})
+        for place in range(min(number, 30)):  # more than a header holds
+            file.attrs[f"a{place}"] = "x" * place
+        file.attrs["numbers"] = np.int64(7)
+        numbers = np.empty((), object)
+        numbers[()] = np.arange(5, dtype=np.uint32)
+        file.attrs.create("list", numbers, shape=(), dtype=h5py.vlen_dtype(np.uint32))
+        file.attrs["long"] = "y" * 100_000
+        for name in names[1::3]:
+            del file[name]
+    assert_same(path)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", "<i8", "<u4", "|u1", "|i1"])
+@pytest.mark.parametrize(
+    "stored", [{}, {"chunks": (4, 3)}, {"chunks": (4, 3), "compression": "gzip"}], ids=str
+)
+def test_arrays_are_those_that_were_written(tmp_path: Path, dtype: str, stored: dict[str, Any]):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for number, shape in enumerate([(10, 7), (1, 1), (4, 3), (400, 3)]):
+            part = {} if number == 1 else stored
+            file.create_dataset(
+                f"d{number}", data=np.arange(np.prod(shape)).reshape(shape).astype(dtype), **part
+            )
+    assert_same(path)
+
+
+REFUSED: dict[str, Any] = {
+    "text": {"data": "hello"},
+    "texts": {"data": ["a", "b"], "dtype": h5py.string_dtype()},
+    "a pair": {"data": np.zeros(2, [("a", "i4"), ("b", "f4")])},
+    "big-endian": {"data": np.zeros(2, ">f4")},
+    "true and false": {"data": np.zeros(2, bool)},
+    "lists": {"data": np.array([np.arange(2), np.arange(3)], object), "dtype": h5py.vlen_dtype(int)},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_types_are_refused(tmp_path: Path, name: str):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", **REFUSED[name])
+    with opened(tmp_path / "a.h5") as file, pytest.raises(FormatError, match="entry 'x' is damaged"):
+        file.dataset("x")
+
+
+@pytest.mark.parametrize(
+    "filters", [{"shuffle": True}, {"fletcher32": True}, {"compression": "lzf"}, {"scaleoffset": 2}], ids=str
+)
+def test_other_filters_are_refused(tmp_path: Path, filters: dict[str, Any]):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(100), chunks=(10,), **filters)
+    with opened(tmp_path / "a.h5") as file, pytest.raises(FormatError, match="packed by filters"):
+        file.fill(file.dataset("x"), np.empty(100, np.int64))
+
+
+def test_a_chunk_unpacks_to_its_own_size_and_all_are_there(tmp_path: Path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (1000,), np.int64, chunks=(100,), compression="gzip")[:500] = 1
+    with opened(path) as file, pytest.raises(FormatError, match="5 of 10 chunks are there"):
+        file.fill(file.dataset("x"), np.empty(1000, np.int64))
+    with h5py.File(path, "r+") as file:
+        file["x"].id.write_direct_chunk((0,), zlib.compress(bytes(10_000_000)))
+    with opened(path) as file, pytest.raises(FormatError, match="a chunk of another size"):
+        file.fill(file.dataset("x"), np.empty(1000, np.int64))
+
+
+def test_a_group_that_holds_itself_is_no_dataset(tmp_path: Path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["loop"] = file["/"]
+    with opened(tmp_path / "a.h5") as file:
+        assert file.names() == ["loop"]
+        with pytest.raises(FormatError, match=r"entry 'loop' is damaged \(no dataset"):
+            file.dataset("loop")
+
+
+def test_a_changed_bit_behind_a_checksum_is_noticed(tmp_path: Path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("x", data=np.zeros(2, np.float32))
+    whole = path.read_bytes()
+    place = whole.index(b"OHDR") + 30
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(
+        FormatError, match=r"a\.h5: no file of ours \(a wrong checksum at \d+\); write it again"
+    ):
+        opened(path)
+
+
+def test_the_hash_is_the_published_one():
+    """Values from the comments of lookup3.c (Bob Jenkins, 2006, public domain)."""
+    assert lookup3_of(b"") == 0xDEADBEEF
+    assert lookup3_of(b"Four score and seven years ago") == 0x17770551

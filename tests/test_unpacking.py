@@ -1,0 +1,146 @@
+"""What unpacks to very much: refused in one line, within a bound of memory."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from prepared import REPOSITORY
+from reading import read
+
+from protperf.formats import FormatError
+from protperf.formats.blocks import LONGEST_RECORD
+from protperf.formats.fasta import SequenceReader
+from protperf.formats.structures import read_structure
+from protperf.formats.variants import read_variants
+
+MIB = 1 << 20
+
+
+def repeated(first: bytes, byte: bytes, mebibytes: int) -> bytes:
+    """Return gzip members that unpack to so much, in a few milliseconds."""
+    return gzip.compress(first) + gzip.compress(byte * (16 * MIB)) * (mebibytes // 16)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda data: gzip.compress(data, 0)])
+def test_the_longest_record_does_not_depend_on_how_it_is_packed(tmp_path: Path, pack):
+    path = tmp_path / "a.fasta"
+    for size, fits in ((LONGEST_RECORD, True), (LONGEST_RECORD + 1, False)):
+        long = b">a\n" + b"M" * (size - 4) + b"\n"
+        for content in (long, long + b">b\nMK\n", b">b\nMK\n" + long + b">c\nMK\n"):
+            path.write_bytes(pack(content))
+            if fits:
+                assert len(read(path)[0]) == content.count(b">")
+                continue
+            with pytest.raises(FormatError, match=r"a\.fasta: a record of more than 8 MiB of text"):
+                read(path)
+
+
+def test_text_without_any_header_has_a_bound_too(tmp_path: Path):
+    path = tmp_path / "a.fasta"
+    path.write_bytes(repeated(b"", b"\n", 64))
+    with pytest.raises(FormatError, match="a record of more than 8 MiB of text"):
+        read(path)
+
+
+@pytest.mark.parametrize("text", [b"MODEL        1\n", b"data_x\nloop_\n_atom_site.id\n"])
+def test_a_packed_structure_has_a_bound(tmp_path: Path, text: bytes):
+    path = tmp_path / "a.cif.gz"
+    path.write_bytes(repeated(text, b"\n", 272))
+    with pytest.raises(FormatError, match=r"a\.cif\.gz: [\d,]+ bytes of gzip unpack to more than 256 MiB"):
+        read_structure(path)
+
+
+def test_a_table_has_a_bound_of_cells(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    for text in (
+        b"mutant\n" + b"\n" * (5 * MIB),
+        b"mutant" + b"," * (17 * MIB) + b"\n",
+        b"mutant\n" + b"\r" * (5 * MIB),
+    ):
+        path.write_bytes(text)
+        with pytest.raises(
+            FormatError, match=r"t\.csv: [\d,]+ rows and [\d,]+ separators are more than can be read at once"
+        ):
+            read_variants(path, column="mutant")
+
+
+def test_xz_data_may_not_ask_for_gigabytes(tmp_path: Path):
+    data = bytearray(lzma.compress(b">a\nMK\n", filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}]))
+    start, size = (
+        12,
+        (data[12] + 1) * 4,
+    )  # the header of the first block, and in it the size of the dictionary
+    place = data.index(b"\x21\x01", start) + 2
+    data[place] = 40  # 4 GiB
+    data[start + size - 4 : start + size] = zlib.crc32(data[start : start + size - 4]).to_bytes(4, "little")
+    (tmp_path / "a.xz").write_bytes(data)
+    with pytest.raises(
+        FormatError, match=r"a\.xz: its xz data ask for more than 128 MiB to be unpacked; unpack it first"
+    ):
+        read(tmp_path / "a.xz")
+
+
+def test_entities_of_xml_do_not_unfold(tmp_path: Path):
+    entities = '<!ENTITY e0 "MKTAYIAKQR">' + "".join(
+        f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10)
+    )
+    text = f"<!DOCTYPE uniprot [{entities}]><uniprot xmlns='http://uniprot.org/uniprot'><entry dataset='&e9;'/></uniprot>"
+    outside = "<!DOCTYPE uniprot [<!ENTITY x SYSTEM '/etc/passwd'>]><uniprot xmlns='http://uniprot.org/uniprot'><entry><name>&x;</name></entry></uniprot>"
+    for content in (text, outside):
+        (tmp_path / "a.xml").write_text(content)
+        with pytest.raises(FormatError, match=r"a\.xml: entry 1 is damaged"):
+            list(SequenceReader([tmp_path / "a.xml"]))
+
+
+@pytest.mark.slow
+def test_a_megabyte_that_unpacks_to_a_gigabyte_takes_a_bounded_memory(tmp_path: Path):
+    files = {
+        "sequence.fasta": repeated(b">a\n", b"M", 1024),
+        "lines.fasta": gzip.compress(b">a\n" + b"M\n" * (4 * MIB - 10)),
+        "gaps.fasta": gzip.compress(b">a\n" + b"M-" * (MIB // 4)),
+        "headers.fasta": gzip.compress(b">a\n" * (MIB // 16)),
+        "comments.fasta": gzip.compress(b">a\nMK\n" + b";\n" * (MIB // 4)),
+        "swiss.dat": repeated(b"ID   ONE_TEST                Reviewed;           6 AA.\n", b"C", 1024),
+        "entry.xml": repeated(b"<uniprot xmlns='http://uniprot.org/uniprot'><entry><name>", b"x", 1024),
+        "table.csv": repeated(b"mutant\n", b"M", 272),
+        "rows.csv": repeated(b"mutant\n", b"\n", 64),
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+        assert len(data) < 4 * MIB
+    script = """
+import sys
+from pathlib import Path
+from protperf.formats.fasta import Policy, SequenceReader
+from protperf.formats.sizes import peak_memory_bytes
+from protperf.formats.variants import read_variants
+for path in sorted(Path().iterdir()):
+    try:
+        if path.suffix == ".csv":
+            read_variants(path, column="mutant")
+        else:
+            print(sum(1 for _ in SequenceReader([path], Policy(gaps="drop"))), "records")
+    except ValueError as error:
+        print(error)
+print(peak_memory_bytes())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    *lines, peak = done.stdout.splitlines()
+    assert len(lines) == len(files), done.stdout + done.stderr
+    assert sum("8 MiB of text" in line or "an entry of more than 32 MiB" in line for line in lines) == 3, (
+        lines
+    )
+    assert int(peak) < 1 << 30
