@@ -65,7 +65,7 @@ def plot_curve(options: argparse.Namespace) -> Figure:
     }
     if not curves:
         raise ValueError(f"{path}: holds no perplexity yet; let the run reach its first logged step")
-    return draw_curve(curves, floors, title=path.resolve().parent.name)
+    return draw_curve(curves, floors, title="/".join(path.resolve().parent.parts[-2:]))
 
 
 def draw_curve(curves: dict[str, dict[int, float]], floors: dict[str, float], *, title: str) -> Figure:
