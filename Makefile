@@ -8,7 +8,7 @@ PYTEST = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JO
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick fuzz format constraints clean
+.PHONY: help install demo lint test quick fuzz format constraints dist licences sbom audit try-wheel clean
 
 help:
 	@echo "make install      make $(VENV) with protperf and its tools"
@@ -17,7 +17,12 @@ help:
 	@echo "make quick        the same without the slow tests"
 	@echo "make fuzz         give hostile files to the readers, FUZZ_INPUTS=200000 in all (half an hour on one core)"
 	@echo "make format       rewrite the code as the formatter wants it"
+	@echo "make lint         format, lint and types alone"
 	@echo "make constraints  pin the newest versions of all dependencies in constraints.txt"
+	@echo "make dist         source archive, wheel, licences and bill of materials, in dist/"
+	@echo "make licences     list the licences of all dependencies; fail on one that does not go with protperf's"
+	@echo "make audit        ask the database of known vulnerabilities about every pin (needs the network)"
+	@echo "make try-wheel    install dist/*.whl alone into an empty environment and run it there"
 
 install: $(BIN)/.installed
 
@@ -25,6 +30,7 @@ install: $(BIN)/.installed
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
 		|| { echo "protperf needs Python 3.10 to 3.13; $(PYTHON) is $$($(PYTHON) --version): make install PYTHON=python3.12"; exit 1; }
+	@echo "installing protperf and its tools into $(VENV): some minutes without a word"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -33,16 +39,15 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 demo: install
 	@PATH="$(abspath $(BIN)):$$PATH" bash docs/demo.sh $(DEMO)
 
-test: install
+lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+test: lint
 	$(PYTEST)
 
-quick: install
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+quick: lint
 	$(PYTEST) -m "not slow"
 
 fuzz: install
@@ -60,6 +65,31 @@ constraints: install
 		--constraint torch.pin --no-emit-package torch --no-emit-package triton --python-version 3.10 pyproject.toml \
 		| grep -v '^nvidia-\|^cuda-' | sort - torch.pin > constraints.txt
 	rm torch.pin
+
+dist: install
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(MAKE) licences sbom
+
+# Of what OF's environment holds: by default all extras and the tools for developing, which are more than a user needs.
+OF ?= $(BIN)/python
+
+licences: install
+	@mkdir -p dist
+	$(BIN)/pip-licenses --python=$(OF) --format=markdown --with-urls --output-file=dist/licences.md
+	$(BIN)/pip-licenses --python=$(OF) --summary
+
+sbom: install
+	@mkdir -p dist
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible \
+		--output-file dist/sbom.cdx.json $(OF)
+
+# --strict: a pin that the database does not know is a failure, not a pass.
+audit: install
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+try-wheel:
+	PYTHON=$(PYTHON) .ci/try-wheel dist/protperf-*.whl
 
 clean:
 	rm -rf build dist demo *.egg-info

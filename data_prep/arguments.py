@@ -17,7 +17,7 @@ def parse_arguments(
     argv: list[str] | None,
 ) -> tuple[argparse.Namespace, PrepareOptions, ExecutorOptions]:
     """Return the command line, the dataset's options and the executor's; wrong usage exits with status 2."""
-    parser = _make_parser()
+    parser = make_parser()
     arguments = parser.parse_intermixed_args(argv)
     alone = [name for name in ("sample", "check", "download") if getattr(arguments, name)]
     if len(alone) > 1:
@@ -56,7 +56,7 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser; the options of `PrepareOptions` have its defaults."""
     parser = argparse.ArgumentParser(
         "protperf prepare",

@@ -30,6 +30,7 @@ COMMANDS = {
         "time, memory and error of attention; training; reading; embedding; the paper's experiments",
     ),
     "plot": ("protperf.plot", "training curves; a map of embeddings"),
+    "completion": ("protperf.completion", "what makes bash, zsh or fish complete all this at a TAB"),
 }
 """Command -> module that runs it, and what it does. Modules are named, not imported: `--help` stays fast."""
 
@@ -46,6 +47,10 @@ def main() -> int:
 
     Where whoever reads stdout stopped early (`| head`), it ends without a word.
     """
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks at a TAB
+        from protperf.completion import complete
+
+        complete(COMMANDS)
     try:
         try:
             return _run()

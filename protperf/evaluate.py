@@ -87,6 +87,20 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    check_model_arguments(parser, options)
+    if options.max_windows < 0:
+        parser.error(f"--max-windows {options.max_windows}: must be at least 0")
+    if not 0 <= options.seed < 2**32:
+        parser.error(f"--seed {options.seed}: allowed: 0 to {2**32 - 1}")
+    if options.figure and options.figure.suffix not in FIGURE_SUFFIXES:
+        parser.error(f"--figure {options.figure}: its name must end in {', '.join(FIGURE_SUFFIXES)}")
+    return options
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf evaluate`."""
     parser = argparse.ArgumentParser(
         prog="protperf evaluate",
         usage="protperf evaluate CHECKPOINT DATA [options]",
@@ -125,15 +139,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help=f"draw them by length and by residue ({', '.join(FIGURE_SUFFIXES)})",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
-    options = parser.parse_args(argv)
-    check_model_arguments(parser, options)
-    if options.max_windows < 0:
-        parser.error(f"--max-windows {options.max_windows}: must be at least 0")
-    if not 0 <= options.seed < 2**32:
-        parser.error(f"--seed {options.seed}: allowed: 0 to {2**32 - 1}")
-    if options.figure and options.figure.suffix not in FIGURE_SUFFIXES:
-        parser.error(f"--figure {options.figure}: its name must end in {', '.join(FIGURE_SUFFIXES)}")
-    return options
+    return parser
 
 
 def held_out_splits(manifest: Manifest, dataset_dir: Path) -> list[str]:

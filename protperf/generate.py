@@ -326,7 +326,7 @@ def _name(record: Record, options: argparse.Namespace) -> str:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
-    parser = _make_parser()
+    parser = make_parser()
     options = parser.parse_intermixed_args(argv)
     check_model_arguments(parser, options)
     for name in _ONLY_GENERATED if options.fill else _ONLY_FILLED:
@@ -358,7 +358,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf generate`."""
     parser = argparse.ArgumentParser(
         "protperf generate",
         description="Sample proteins from a causal model, or fill the <mask> places of proteins with a masked one "
@@ -367,9 +368,7 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 all done, 3 some records left out, 1 failure (no file is written), 2 wrong usage.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_HELP)
-    parser.add_argument(
-        "out", metavar="OUT", nargs="?", default=STDOUT, help="FASTA to write; - is stdout (-)"
-    )
+    parser.add_argument("out", metavar="OUT", nargs="?", default=STDOUT, help="FASTA to write (-, stdout)")
     parser.add_argument("--num", type=int, metavar="N", help="proteins a prompt (10; with --fill 1)")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     draws = parser.add_argument_group("draws")

@@ -65,7 +65,7 @@ def plot_curve(options: argparse.Namespace) -> Figure:
     }
     if not curves:
         raise ValueError(f"{path}: holds no perplexity yet; let the run reach its first logged step")
-    return draw_curve(curves, floors, title=path.resolve().parent.name)
+    return draw_curve(curves, floors, title="/".join(path.resolve().parent.parts[-2:]))
 
 
 def draw_curve(curves: dict[str, dict[int, float]], floors: dict[str, float], *, title: str) -> Figure:
@@ -270,6 +270,15 @@ def _floor(text: str) -> tuple[str, float]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if options.out.suffix not in FIGURE_SUFFIXES:
+        parser.error(f"OUT is {str(options.out)!r}; its name must end in {', '.join(FIGURE_SUFFIXES)}")
+    return options
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf plot`."""
     parser = argparse.ArgumentParser(
         "protperf plot", description="Figures: PNG, PDF or SVG, as the name says."
     )
@@ -302,10 +311,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for each in (curve, protein_map):
         each.add_argument("out", type=Path, help="the figure to write")
         each.add_argument("--force", action="store_true", help="replace a figure that is there")
-    options = parser.parse_args(argv)
-    if options.out.suffix not in FIGURE_SUFFIXES:
-        parser.error(f"OUT is {str(options.out)!r}; its name must end in {', '.join(FIGURE_SUFFIXES)}")
-    return options
+    return parser
 
 
 if __name__ == "__main__":

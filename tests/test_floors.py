@@ -18,7 +18,7 @@ FLOORS = (
     "inference",
     "data task callbacks checkpoint loggers figures",
     "language_model arguments",
-    "train evaluate embed score generate convert bench maps plot hf",
+    "train evaluate embed score generate convert bench maps plot hf completion",
     "cli",
     "__main__",
 )

@@ -1,11 +1,14 @@
-"""A wheel built from the repository, installed in another folder, prepares, trains and embeds."""
+"""What is released: a source archive of the whole repository, and a wheel that prepares, trains and embeds elsewhere."""
 
 from __future__ import annotations
 
+import email
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
@@ -29,55 +32,54 @@ def run(*command, cwd, **environment):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built from the files that git tracks (or would)."""
-    source = tmp_path_factory.mktemp("source")
+def tracked():
+    """The files that git tracks (or would)."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=REPOSITORY)
-    for name in filter(None, listed.split("\0")):
-        if (REPOSITORY / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((REPOSITORY / name).read_bytes())
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", ".", cwd=source)
-    (path,) = (source / "dist").glob("*.whl")
-    return path
+    return {name for name in filter(None, listed.split("\0")) if (REPOSITORY / name).is_file()}
 
 
-def test_the_wheel_holds_configuration_types_sample_and_licence(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    for name in [
-        "protperf/conf/train.yaml",
-        "protperf/conf/data/default.yaml",
-        "protperf/conf/experiment/demo.yaml",
-        "protperf/py.typed",
-        "data_prep/sample/uniprot_sample.fasta.gz",
-        "data_prep/sample/README.md",
-    ]:
-        assert name in names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests/", "conf/"))]
+@pytest.fixture(scope="module")
+def built(tracked, tmp_path_factory):
+    """The source archive and the wheel, which is built from the archive."""
+    source = tmp_path_factory.mktemp("source")
+    for name in tracked:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((REPOSITORY / name).read_bytes())
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", ".", cwd=source)
+    (archive,) = (source / "dist").glob("*.tar.gz")
+    (wheel,) = (source / "dist").glob("*.whl")
+    return archive, wheel
 
 
-def test_the_installed_wheel_trains_and_embeds_elsewhere(wheel, tmp_path):
-    site = tmp_path / "site"
-    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site)
-    run(*pip, wheel, cwd=tmp_path)
-    here = {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    protperf = (sys.executable, "-m", "protperf")
+def test_the_source_archive_holds_every_file_that_git_tracks(built, tracked):
+    with tarfile.open(built[0]) as archive:
+        names = {str(Path(*Path(name).parts[1:])) for name in archive.getnames()}
+    assert tracked <= names
+    made = {"PKG-INFO", "setup.cfg"}
+    assert not [
+        name
+        for name in names - tracked - made
+        if Path(name).suffix and not name.startswith("protperf.egg-info")
+    ]
 
-    def call(*arguments):
-        return run(*protperf, *arguments, cwd=tmp_path, **here)
 
-    where = run(sys.executable, "-c", "import protperf; print(protperf.__file__)", cwd=tmp_path, **here)
-    assert where.startswith(str(site))
-    call("prepare", "--sample", "shards", "--window", "256")
-    call(
-        "train",
-        "experiment=demo",
-        "data.path=shards",
-        "name=wheel",
-        "trainer.max_steps=2",
-        "data.batch_size=2",
-    )
-    (tmp_path / "one.fasta").write_text(">one\nMKTAYIAKQRQISFVKSHFSRQ\n")
-    call("embed", "runs/wheel", "one.fasta", "one.h5")
-    assert (tmp_path / "one.h5").stat().st_size > 0
+def test_the_wheel_holds_all_code_all_configuration_the_sample_and_the_licences(built, tracked):
+    with zipfile.ZipFile(built[1]) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        about = email.message_from_bytes(wheel.read(metadata))
+        licences = [name for name in wheel.namelist() if "/licenses/" in name]
+    expected = {name for name in tracked if name.startswith(("protperf/", "data_prep/"))}
+    expected |= {f"protperf/{name}" for name in tracked if name.startswith("conf/")}
+    assert names == expected
+    assert "protperf/py.typed" in names
+    assert about["Name"] == "protperf"
+    assert about["License-Expression"] == "Apache-2.0 AND CC-BY-4.0"  # the sample is UniProt's
+    assert {Path(name).name for name in licences} == {"LICENSE", "README.md"}
+
+
+def test_the_installed_wheel_trains_and_embeds_elsewhere(built):
+    folders = os.pathsep.join(folder for folder in sys.path if Path(folder).name == "site-packages")
+    here = {"PYTHON": sys.executable, "DEPENDENCIES": folders, "OMP_NUM_THREADS": "1"}
+    said = run(REPOSITORY / ".ci/try-wheel", built[1], cwd=built[1].parent, **here)
+    assert said.splitlines()[-1].startswith("protperf ")

@@ -26,20 +26,7 @@ DIRECTIONS = {
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
-    parser = argparse.ArgumentParser(
-        "protperf bench",
-        description="Measure attention, models, training and reading on this machine, or work out what many GPUs would do. Within a table all contestants take turns in one run "
-        "and medians count; measure on a quiet machine all the same. OMP_NUM_THREADS sets the number of threads.",
-    )
-    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="|".join(BENCHMARKS))
-    _add_attention(commands)
-    _add_embedding(commands)
-    _add_error(commands)
-    _add_model(commands)
-    add_paper(commands, add_outputs=_add_outputs)
-    _add_reading(commands)
-    _add_scaling(commands)
-    _add_training(commands)
+    parser = make_parser()
     options = parser.parse_args(argv)
     if options.benchmark == "attention":
         options.lengths = sorted(set(options.lengths))
@@ -66,6 +53,25 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         if options.packed > options.length:
             parser.error(f"--packed {options.packed}: more proteins than tokens ({options.length})")
     return options
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf bench`."""
+    parser = argparse.ArgumentParser(
+        "protperf bench",
+        description="Measure attention, models, training and reading on this machine, or work out what many GPUs would do. Within a table all contestants take turns in one run "
+        "and medians count; measure on a quiet machine all the same. OMP_NUM_THREADS sets the number of threads.",
+    )
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="|".join(BENCHMARKS))
+    _add_attention(commands)
+    _add_embedding(commands)
+    _add_error(commands)
+    _add_model(commands)
+    add_paper(commands, add_outputs=_add_outputs)
+    _add_reading(commands)
+    _add_scaling(commands)
+    _add_training(commands)
+    return parser
 
 
 def _add_attention(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -3,6 +3,9 @@
 A key's way: `conf/GROUP/NAME.yaml` -> Hydra -> `from_section` -> a field here -> the line that uses it.
 """
 
+from collections.abc import Mapping
+
+from protperf.config import logger, model, objective, optim, trainer
 from protperf.config.checks import check_types, from_section, to_dict
 from protperf.config.data import DataConfig
 from protperf.config.logger import LoggerConfig
@@ -13,6 +16,8 @@ from protperf.config.record import read_record
 from protperf.config.trainer import TrainerConfig
 
 __all__ = [
+    "CHOICES",
+    "SECTIONS",
     "DataConfig",
     "LoggerConfig",
     "ModelConfig",
@@ -24,3 +29,23 @@ __all__ = [
     "read_record",
     "to_dict",
 ]
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "objective": ObjectiveConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "trainer": TrainerConfig,
+    "logger": LoggerConfig,
+}
+"""Section of the configuration -> the dataclass that types and checks it."""
+
+CHOICES: dict[str, Mapping[str, tuple[str, ...]]] = {
+    "model": model.CHOICES,
+    "objective": objective.CHOICES,
+    "data": {},
+    "optim": optim.CHOICES,
+    "trainer": trainer.CHOICES,
+    "logger": logger.CHOICES,
+}
+"""Section -> field -> the values that it may have, where they are a few words."""

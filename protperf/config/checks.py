@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -54,11 +55,12 @@ def _is_of(value: Any, kind: Any) -> bool:
     return type(value) in ((int, float) if kind is float else (kind,))
 
 
-def check_choice(config: Any, field: str, allowed: tuple[str, ...]) -> None:
-    """Raise a `ValueError` unless a field's value is one of these."""
-    value = getattr(config, field)
-    if value not in allowed:
-        raise ValueError(f"{type(config).__name__}.{field} is {value!r}; allowed: {', '.join(allowed)}")
+def check_choices(config: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise a `ValueError` unless each of these fields has one of the values that it may have."""
+    for field, allowed in choices.items():
+        value = getattr(config, field)
+        if value not in allowed:
+            raise ValueError(f"{type(config).__name__}.{field} is {value!r}; allowed: {', '.join(allowed)}")
 
 
 def check_range(config: Any, field: str, low: float, high: float = float("inf")) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protperf.config.checks import check_choice, check_range
+from protperf.config.checks import check_choices, check_range
+
+CHOICES = {"kind": ("none", "wandb", "tensorboard", "both"), "artifacts": ("none", "best", "all")}
+"""Field -> the values that it may have."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,6 @@ class LoggerConfig:
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_choice(self, "kind", ("none", "wandb", "tensorboard", "both"))
-        check_choice(self, "artifacts", ("none", "best", "all"))
+        check_choices(self, CHOICES)
         check_range(self, "finish_seconds", 1)
         check_range(self, "attention_images_every", 0)

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protperf.config.checks import check_choice, check_range
+from protperf.config.checks import check_choices, check_range
 
-_ATTENTIONS = (
-    "favor",
-    "favor_hyperbolic",
-    "oprf",
-    "relu",
-    "relu_unprojected",
-    "elu",
-    "trig",
-    "rfa",
-    "softmax",
-    "linformer",
-    "reformer",
-)
+CHOICES = {
+    "attention": (
+        "favor",
+        "favor_hyperbolic",
+        "oprf",
+        "relu",
+        "relu_unprojected",
+        "elu",
+        "trig",
+        "rfa",
+        "softmax",
+        "linformer",
+        "reformer",
+    ),
+    "projection": ("iid", "orthogonal", "simplex"),
+    "projection_norms": ("chi", "regularised"),
+    "positions": ("rope", "absolute", "learned", "none"),
+    "rope_frequencies": ("exact", "half"),
+    "feedforward": ("gelu", "swiglu"),
+    "features": ("drawn", "learned"),
+    "norm": ("pre", "post"),
+    "head": ("matrix", "dense"),
+}
+"""Field -> the values that it may have."""
 
 _MOST_ROUNDS = 1024
 _WITHOUT_FEATURES = ("softmax", "relu_unprojected", "elu", "linformer", "reformer")
@@ -94,19 +105,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_choice(self, "attention", _ATTENTIONS)
         if self.projection == "regularised":
             raise ValueError(
                 "ModelConfig.projection is 'regularised'; that is projection_norms=regularised now"
             )
-        check_choice(self, "projection", ("iid", "orthogonal", "simplex"))
-        check_choice(self, "projection_norms", ("chi", "regularised"))
-        check_choice(self, "positions", ("rope", "absolute", "learned", "none"))
-        check_choice(self, "rope_frequencies", ("exact", "half"))
-        check_choice(self, "feedforward", ("gelu", "swiglu"))
-        check_choice(self, "features", ("drawn", "learned"))
-        check_choice(self, "norm", ("pre", "post"))
-        check_choice(self, "head", ("matrix", "dense"))
+        check_choices(self, CHOICES)
         for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
             check_range(self, field, 1)
         for field in ("linformer_rank", "linformer_length", "lsh_buckets", "lsh_window"):

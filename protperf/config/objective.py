@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protperf.config.checks import check_choice, check_range
+from protperf.config.checks import check_choices, check_range
+
+CHOICES = {"kind": ("masked", "causal")}
+"""Field -> the values that it may have."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_choice(self, "kind", ("masked", "causal"))
+        check_choices(self, CHOICES)
         for field in ("mask_fraction", "shown_as_mask", "shown_as_random"):
             check_range(self, field, 0.0, 1.0)
         check_range(self, "label_smoothing", 0.0, 0.99)

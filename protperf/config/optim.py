@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protperf.config.checks import check_choice, check_range
+from protperf.config.checks import check_choices, check_range
+
+CHOICES = {
+    "kind": ("adamw", "adam"),
+    "decayed": ("matrices", "all"),
+    "schedule": ("constant", "cosine", "inverse_sqrt", "warmup_stable_decay"),
+}
+"""Field -> the values that it may have."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_choice(self, "kind", ("adamw", "adam"))
-        check_choice(self, "decayed", ("matrices", "all"))
-        check_choice(self, "schedule", ("constant", "cosine", "inverse_sqrt", "warmup_stable_decay"))
+        check_choices(self, CHOICES)
         check_range(self, "learning_rate", 0.0)
         check_range(self, "warmup_steps", 0)
         check_range(self, "decay_steps", 1)

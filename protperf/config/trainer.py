@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protperf.config.checks import check_choice, check_range
+from protperf.config.checks import check_choices, check_range
+
+CHOICES = {
+    "accelerator": ("auto", "cpu", "gpu"),
+    "strategy": ("auto", "ddp", "fsdp"),
+    "precision": ("auto", "32-true", "bf16-mixed", "16-mixed"),
+}
+"""Field -> the values that it may have."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         """Check values."""
-        check_choice(self, "accelerator", ("auto", "cpu", "gpu"))
-        check_choice(self, "strategy", ("auto", "ddp", "fsdp"))
-        check_choice(self, "precision", ("auto", "32-true", "bf16-mixed", "16-mixed"))
+        check_choices(self, CHOICES)
         check_range(self, "max_steps", 1, 10**12)
         for field in ("validate_every", "checkpoint_every", "keep_checkpoints", "log_every"):
             check_range(self, field, 1)

@@ -13,6 +13,20 @@ TARGETS = ("safetensors",)
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if not re.fullmatch(r"[A-Za-z0-9.+-]*", options.license):
+        parser.error(f"--license {options.license!r}: give an SPDX identifier, such as CC-BY-4.0")
+    if not options.name.isprintable():
+        parser.error(f"--name {options.name!r}: must be one line")
+    if options.heads is not None and options.heads < 1:
+        parser.error(f"--heads {options.heads}: must be at least 1")
+    check_swap_options(parser, options)
+    return options
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf convert`."""
     parser = argparse.ArgumentParser(
         "protperf convert",
         description="Writes config.json, model.safetensors and model_card.md into a folder, which all commands take, "
@@ -33,15 +47,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add_source_options(parser)
     add_swap_options(parser)
     parser.add_argument("--force", action="store_true", help="replace a model that is in OUT_DIR")
-    options = parser.parse_args(argv)
-    if not re.fullmatch(r"[A-Za-z0-9.+-]*", options.license):
-        parser.error(f"--license {options.license!r}: give an SPDX identifier, such as CC-BY-4.0")
-    if not options.name.isprintable():
-        parser.error(f"--name {options.name!r}: must be one line")
-    if options.heads is not None and options.heads < 1:
-        parser.error(f"--heads {options.heads}: must be at least 1")
-    check_swap_options(parser, options)
-    return options
+    return parser
 
 
 def add_card_options(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ _LISTS = {"--include": re.compile("|".join(INCLUDES)), "--repr-layers": re.compi
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
-    parser = _make_parser()
+    parser = make_parser()
     words = _one_word_each(sys.argv[1:] if argv is None else argv)
     options = parser.parse_intermixed_args(words)
     if options.merge:
@@ -105,7 +105,8 @@ def _one_word_each(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf embed`."""
     parser = argparse.ArgumentParser(
         "protperf embed",
         usage="protperf embed [options] CHECKPOINT FASTA... OUT\n       protperf embed --merge OUT",

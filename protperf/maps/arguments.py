@@ -23,17 +23,7 @@ _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
-    parser = argparse.ArgumentParser(
-        "protperf maps",
-        description="Where a model looks, which amino acids are alike to it, which residues it says touch: figures (PNG, "
-        "SVG or PDF, as the name says) and numbers. Layers and heads count from 0, -1 is the last; residues count from 1.",
-    )
-    commands = parser.add_subparsers(dest="map", required=True, metavar="attention|similarity|contacts")
-    parsers = {
-        "attention": _add_attention(commands),
-        "similarity": _add_similarity(commands),
-        "contacts": _add_contacts(commands),
-    }
+    parser, parsers = _make_parsers()
     options = parser.parse_args(argv)
     chosen = parsers[options.map]
     check_model_arguments(chosen, options)
@@ -45,6 +35,27 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if options.map == "contacts":
         _check_contacts(chosen, options)
     return options
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf maps`."""
+    return _make_parsers()[0]
+
+
+def _make_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the command, and that of each map."""
+    parser = argparse.ArgumentParser(
+        "protperf maps",
+        description="Where a model looks, which amino acids are alike to it, which residues it says touch: figures (PNG, "
+        "SVG or PDF, as the name says) and numbers. Layers and heads count from 0, -1 is the last; residues count from 1.",
+    )
+    commands = parser.add_subparsers(dest="map", required=True, metavar="attention|similarity|contacts")
+    parsers = {
+        "attention": _add_attention(commands),
+        "similarity": _add_similarity(commands),
+        "contacts": _add_contacts(commands),
+    }
+    return parser, parsers
 
 
 def _check_contacts(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from protperf.score.output import SEPARATORS, STDOUT, suffix_of
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line; wrong usage exits with status 2."""
-    parser = _make_parser()
+    parser = make_parser()
     options = parser.parse_intermixed_args(argv)
     options.checkpoint, *options.inputs = options.paths
     if options.mutations:
@@ -41,7 +41,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `protperf score`."""
     parser = argparse.ArgumentParser(
         "protperf score",
         usage="protperf score [options] CHECKPOINT FASTA... OUT\n"

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from protperf.checkpoint import load_model
 from protperf.config import (
+    SECTIONS,
     DataConfig,
     LoggerConfig,
     ModelConfig,
@@ -22,16 +23,6 @@ from protperf.config import (
     from_section,
     to_dict,
 )
-
-SECTIONS: dict[str, type] = {
-    "model": ModelConfig,
-    "objective": ObjectiveConfig,
-    "data": DataConfig,
-    "optim": OptimConfig,
-    "trainer": TrainerConfig,
-    "logger": LoggerConfig,
-}
-"""Section of the configuration -> the dataclass that types and checks it."""
 
 TOP = ("name", "run_dir", "resume", "init_from")
 """Keys that stand in no section."""
