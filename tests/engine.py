@@ -35,7 +35,7 @@ class Engine:
     """Images and containers in a folder.
 
     Args:
-        folder: where all is kept; `ENGINE_FOLDER` says it to the program.
+        folder: where all is kept; `ENGINE_FOLDER` says it to the program. `ENGINE_BUILD_ARGS` are further build arguments.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,7 +72,8 @@ class Engine:
     def build(self, options: argparse.Namespace) -> int:
         """Build an image; pip in it finds what pip finds here."""
         self.make_base(Path(options.file).read_text())
-        arguments = [word for each in options.build_arg for word in ("--build-arg", each)]
+        given = [*options.build_arg, *os.environ.get("ENGINE_BUILD_ARGS", "").split()]
+        arguments = [f"--build-arg={each}" for each in given]
         self.buildah(
             *("bud", "--isolation", "chroot", "--pull-never", "--format", "oci", *arguments),
             *self._pip_volumes(),
@@ -81,12 +82,13 @@ class Engine:
         return 0
 
     def _pip_volumes(self) -> list[str]:
-        """Return volumes that tell pip in an image where pip looks on this machine."""
+        """Return volumes that tell pip in an image where pip looks here, and to leave out bytecode, which takes long."""
         command = [sys.executable, "-m", "pip", "config", "list"]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         values = dict(re.findall(r"^(?:global|:env:)\.(\S+?)='(.*)'$", listed, re.MULTILINE))
         config = self.folder / "pip.conf"
-        config.write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in values.items()))
+        lines = [f"{key} = {value}" for key, value in values.items()]
+        config.write_text("\n".join(["[global]", *lines, "[install]", "no-compile = true", ""]))
         paths = {word.removeprefix("file://") for value in values.values() for word in value.split()}
         roots = {
             str(Path(path).parent) if path.endswith("/simple") else path
@@ -106,6 +108,11 @@ class Engine:
         script = "\n".join([*mounts(root, options), command_line(root, config, options)])
         new = ["--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
         os.execvp("unshare", ["unshare", *new, "sh", "-euc", script])
+
+    def close(self) -> None:
+        """Unmount all, so that the folder can be removed."""
+        self.buildah("umount", "--all")
+        subprocess.run(["umount", str(self.folder / "store" / "overlay")], check=False, capture_output=True)
 
 
 def mounts(root: str, options: argparse.Namespace) -> list[str]:
@@ -154,6 +161,7 @@ def compose(options: argparse.Namespace) -> argparse.Namespace:
     assert not service.get("deploy"), "no GPUs here"
     binds = [(each["source"], each["target"]) for each in service["volumes"]]
     assert all(Path(source).is_dir() for source, _ in binds), binds  # create_host_path: false
+    variables = {key: value or os.environ.get(key) for key, value in service["environment"].items()}
     return argparse.Namespace(
         image=service["image"],
         read_only=service["read_only"],
@@ -162,7 +170,7 @@ def compose(options: argparse.Namespace) -> argparse.Namespace:
         user=service["user"],
         shm_size=service.get("shm_size", "64m"),
         entrypoint=service["entrypoint"],
-        env=[f"{key}={value}" for key, value in service["environment"].items() if value is not None],
+        env=[f"{key}={value}" for key, value in variables.items() if value is not None],
         arguments=options.arguments or service["command"],
     )
 
@@ -197,7 +205,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def install(folder: Path, target: Path) -> None:
-    """Put a program `docker` that is this engine into a folder."""
+    """Make the folder of an engine, and one with a program `docker` that is this engine."""
+    folder.mkdir()
     target.mkdir()
     program = target / "docker"
     program.write_text(
