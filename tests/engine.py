@@ -111,8 +111,9 @@ class Engine:
 
     def close(self) -> None:
         """Unmount all, so that the folder can be removed."""
-        self.buildah("umount", "--all")
-        subprocess.run(["umount", str(self.folder / "store" / "overlay")], check=False, capture_output=True)
+        mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for path in sorted((path for path in mounted if path.startswith(f"{self.folder}/")), reverse=True):
+            subprocess.run(["umount", path], check=True)
 
 
 def mounts(root: str, options: argparse.Namespace) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import engine
@@ -46,32 +46,32 @@ class Workplace:
 
     def shell(self, script: str) -> str:
         """Type a script; return what it says."""
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=self.clone,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=1800,
-        )
-        assert done.returncode == 0, f"{script}\n{done.stdout[-5000:]}"
-        return done.stdout
+        log = self.clone.parent / "said"
+        with self.start(f"set -euo pipefail\n{script}", log) as process:
+            status = process.wait(1800)
+        said = log.read_text()
+        assert status == 0, f"{script}\n{said[-5000:]}"
+        return said
 
     @contextmanager
     def start(self, script: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """Type a script and go on."""
-        with (
-            open(log, "wb") as out,
-            subprocess.Popen(
-                ["bash", "-c", script], cwd=self.clone, env=self.environment(), stdout=out, stderr=out
-            ) as process,
-        ):
+        """Type a script and go on; whatever it has started ends with it."""
+        with open(log, "wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", script],
+                cwd=self.clone,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
             try:
                 yield process
             finally:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def copy_tracked(target: Path) -> None:
@@ -95,15 +95,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         skip(f"no image can be built here: no {' '.join(names)}: apt-get install buildah debootstrap")
     folder = tmp_path_factory.mktemp("image")
     place = Workplace(folder)
-    build, folders, *_ = BLOCKS
-    assert build.startswith("docker build ")
-    assert folders == "mkdir -p data runs\n"
-    place.shell(build + folders)
-    for name in ("data", "runs"):
-        os.chown(place.clone / name, USER, USER)  # whoever types has the image's number
-    yield place
-    place.engine.close()
-    shutil.rmtree(folder)
+    try:
+        build, folders, *_ = BLOCKS
+        assert build.startswith("docker build ")
+        assert folders == "mkdir -p data runs\n"
+        place.shell(build + folders)
+        for name in ("data", "runs"):
+            os.chown(place.clone / name, USER, USER)  # whoever types has the image's number
+        yield place
+    finally:
+        place.engine.close()
+        shutil.rmtree(folder)
 
 
 def test_the_blocks_of_the_page_train_the_demo_and_a_stop_leaves_a_checkpoint_to_go_on_from(
