@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,13 +33,21 @@ def slurm_variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[s
         yield environment
 
 
-def submit(
-    folder: Path, variables: dict[str, str], *words: str, **more: str
-) -> subprocess.CompletedProcess[str]:
-    """Submit a job and wait for its end."""
+def submit(folder: Path, variables: dict[str, str], *words: str, **more: str) -> set[str]:
+    """Submit a job or an array and wait for its end; return the exit codes as SLURM writes them."""
     environment = clean_environment(folder, **variables, PROTPERF=f"{sys.executable} -m protperf", **more)
-    command = ["sbatch", "--wait", "--parsable", "--time=5", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+    def ask(*command: str) -> str:
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
+        return done.stdout
+
+    number = ask("sbatch", "--parsable", "--time=5", *words).strip()
+    deadline = time.monotonic() + 120
+    while ask("squeue", "--noheader", "--jobs", number):
+        assert time.monotonic() < deadline, logs(folder)
+        time.sleep(0.2)
+    return set(re.findall(r" ExitCode=(\S+)", ask("scontrol", "show", "job", number)))
 
 
 def logs(folder: Path) -> str:
@@ -46,10 +56,8 @@ def logs(folder: Path) -> str:
 
 def test_a_dataset_made_in_a_job_is_the_one_made_without(slurm_variables: dict[str, str], tmp_path: Path):
     options = ("--cpus-per-task=2", "--mem=1G", str(SCRIPTS / "prepare.sbatch"))
-    done = submit(
-        tmp_path, slurm_variables, *options, str(SAMPLE), "out", "--window", "256", "--memory", "1G"
-    )
-    assert done.returncode == 0, done.stderr + logs(tmp_path)
+    words = (*options, str(SAMPLE), "out", "--window", "256", "--memory", "1G")
+    assert submit(tmp_path, slurm_variables, *words) == {"0:0"}, logs(tmp_path)
     prepare([str(SAMPLE)], tmp_path / "whole", PrepareOptions(window=256))
     assert shard_bytes(tmp_path / "out") == shard_bytes(tmp_path / "whole")
 
@@ -60,8 +68,8 @@ def test_an_array_embeds_each_protein_once_and_what_waits_for_it_is_not_held_up_
     model = make_checkpoint(tmp_path / "model.ckpt")
     write_fasta(tmp_path / "a.fasta", [*random_records([30, 50, 40, 20]), ("bad", "MK*K")])
     options = ("--array=1-2", "--gpus-per-node=0", "--cpus-per-task=1", str(SCRIPTS / "embed_array.sbatch"))
-    done = submit(tmp_path, slurm_variables, *options, model.name, "a.fasta", "a.h5")
-    assert done.returncode == 0, done.stderr + logs(tmp_path)
+    words = (*options, model.name, "a.fasta", "a.h5")
+    assert submit(tmp_path, slurm_variables, *words) == {"0:0"}, logs(tmp_path)
     assert logs(tmp_path).count("is written; the records that it left out are listed beside it") == 2
     assert embed(["--merge", str(tmp_path / "a.h5")]) == 3
     assert embed([str(model), str(tmp_path / "a.fasta"), str(tmp_path / "whole.h5")]) == 3
@@ -74,8 +82,7 @@ def test_an_array_embeds_each_protein_once_and_what_waits_for_it_is_not_held_up_
 
 def test_parts_of_an_unknown_whole_are_refused(slurm_variables: dict[str, str], tmp_path: Path):
     options = ("--array=3,5", "--gpus-per-node=0", "--cpus-per-task=1", str(SCRIPTS / "embed_array.sbatch"))
-    done = submit(tmp_path, slurm_variables, *options, "model.ckpt", "a.fasta", "a.h5")
-    assert done.returncode == 2
+    assert submit(tmp_path, slurm_variables, *options, "model.ckpt", "a.fasta", "a.h5") == {"2:0"}
     assert logs(tmp_path).count("of how many parts are these? PARTS=N sbatch") == 2
 
 
@@ -85,7 +92,7 @@ def test_srun_may_be_another_one_as_for_containers(slurm_variables: dict[str, st
     write_fasta(tmp_path / "a.fasta", random_records([30, 50]))
     options = ("--array=2", "--gpus-per-node=0", "--cpus-per-task=1", str(SCRIPTS / "embed_array.sbatch"))
     words = (*options, model.name, "a.fasta", "a.h5")
-    done = submit(tmp_path, slurm_variables, *words, PARTS="2", SRUN="srun --label")
-    assert done.returncode == 0, done.stderr + logs(tmp_path)
+    codes = submit(tmp_path, slurm_variables, *words, PARTS="2", SRUN="srun --label")
+    assert codes == {"0:0"}, logs(tmp_path)
     assert (tmp_path / "a.shard-2-of-2.h5").exists()
     assert "\n0: " in logs(tmp_path)
