@@ -21,14 +21,8 @@ from protperf.formats.metrics_file import read_metrics
 pytestmark = pytest.mark.slow
 
 _, JOB = yaml.safe_load_all((REPOSITORY / "docker" / "kubernetes" / "train.yaml").read_text())
-HERE = (
-    "trainer.devices=1",
-    "model=tiny",
-    *SMALL,
-    f"data.path={small_dataset()}",
-    "trainer.windows_at_once=1",
-)
-"""What is another thing on this machine than on that of the manifest."""
+HERE = ("trainer.devices=1", "model=tiny", *SMALL, "trainer.windows_at_once=1", "trainer.max_steps=100000")
+"""What is another thing on this machine than on that of the manifest, besides the dataset."""
 
 
 def start_pod(index: int, folder: Path, port: int, stack: ExitStack) -> subprocess.Popen[str]:
@@ -41,7 +35,7 @@ def start_pod(index: int, folder: Path, port: int, stack: ExitStack) -> subproce
         "MASTER_PORT": str(port),
     }  # the service's name is nobody's here
     process = subprocess.Popen(
-        command_line(*container["args"], *HERE, "trainer.max_steps=100000"),
+        command_line(*container["args"], *HERE, f"data.path={small_dataset()}"),
         cwd=folder,
         env=clean_environment(folder, **environment),
         stdin=subprocess.DEVNULL,
