@@ -1,0 +1,59 @@
+"""docs/cloud.md tells the truth: its costs are products, its hours follow from the work and the peaks that it names."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from conftest import REPOSITORY
+from test_cluster_docs import TREMBL
+
+from protperf.bench.presets import read_preset
+from protperf.bench.scaling import ASKED
+from protperf.devices import PEAKS
+from protperf.work import training_work
+
+PAGE = (REPOSITORY / "docs" / "cloud.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE[PAGE.index("| where | machine |") :].split("\n\n")[0].splitlines()[2:]
+]
+
+
+@cache
+def work_of_a_token() -> float:
+    """Return the operations of `performer_36l`, forward and backward."""
+    config = read_preset("performer_36l", [], num_layers=None)
+    work = training_work(config, causal=False, documents=[[8192]], num_asked=round(ASKED * 8192))
+    return (work.forward + work.backward) / 8192
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
+def test_a_pass_costs_what_the_table_says(row: list[str]):
+    _, _, gpus, peak, hours, price, day, cost, hours_of_eight = row
+    name = next(word for word in gpus.split() if word in ("A100", "H100", "H200"))
+    one = TREMBL * work_of_a_token() / (0.24 * PEAKS[name].bf16 * 1e12) / 3600
+    assert float(hours) == pytest.approx(one, rel=2e-3)
+    assert float(peak) == pytest.approx(PEAKS[name].bf16, rel=1e-3)
+    assert float(hours_of_eight) == pytest.approx(one / 8, rel=1e-2)
+    assert float(cost) == pytest.approx(one * float(price), rel=5e-3)
+    assert day.startswith("2026-")
+
+
+def test_sums_in_the_text_are_right():
+    text = " ".join(PAGE.split())
+    cheapest, dearest = (limit(float(row[7]) for row in ROWS) for limit in (min, max))
+    assert f"({cheapest:.0f} to {dearest:.0f} dollars at" in " ".join(
+        (REPOSITORY / "README.md").read_text().split()
+    )
+    checkpoint = 12.04 * 75_590_656
+    for said, value, expected in (
+        ("at 100 MB/s 9 s", 9, checkpoint / 100e6),
+        ("1,000 steps of 151 ms are 151 s", 151, 1000 * 0.151),
+        ("lost on average, 76 s", 76, 151 / 2),
+        ("an interruption an hour costs 2 %", 0.021, 76 / 3600),
+        ("takes 0.6 % at 1 GB/s", 0.006, checkpoint / 1e9 / 151),
+        ("One H100 takes 48.6 hours for what eight take 6.1 for", 6.1, 48.6 / 8),
+    ):
+        assert said in text, said
+        assert value == pytest.approx(expected, rel=2e-2), said
