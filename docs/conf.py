@@ -61,7 +61,7 @@ html_css_files = ["protperf.css"]
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
 html_show_sourcelink = False
 html_copy_source = False
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "tutorial": []}
 html_theme_options = {
     "logo": {"text": "protperf"},
     "navbar_align": "left",

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 STRICT = ("--fresh-env", "--fail-on-warning", "--keep-going", "--quiet")
 BROWSERS = ("chromium-headless-shell", "chromium")
+PATIENCE = 120_000
+"""Milliseconds; the machine may be busy."""
 LOOKED_AT = ("index", "tutorial", "favor", "paper", "commands", "configuration", "python")
 
 
@@ -149,7 +151,7 @@ def browser() -> Iterator[Any]:
         skip(f"a page is looked at in a browser: one of {', '.join(BROWSERS)} must be installed")
     (program, *_) = [path_of(name) for name in BROWSERS if not absent(name)]
     with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE)
         yield opened
         opened.close()
 
@@ -175,6 +177,7 @@ def test_pages_show_in_a_browser_without_an_error(site: Path, browser: Any, widt
     figures = 0
     errors: list[str] = []
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
