@@ -2,20 +2,22 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
+SITE ?= build/site
 JOBS ?= 2
 FUZZ_INPUTS ?= 200000
 PYTEST = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test quick fuzz format constraints dist licences sbom audit try-wheel clean
+.PHONY: help install demo lint test quick fuzz docs format constraints dist licences sbom audit try-wheel clean
 
 help:
 	@echo "make install      make $(VENV) with protperf and its tools"
 	@echo "make demo         real proteins -> shards -> model -> embeddings -> figures, in demo/ (minutes on two cores)"
-	@echo "make test         format, lint, types and all tests, as CI runs them"
+	@echo "make test         format, lint, types, docs and all tests, as CI runs them"
 	@echo "make quick        the same without the slow tests"
 	@echo "make fuzz         give hostile files to the readers, FUZZ_INPUTS=200000 in all (half an hour on one core)"
+	@echo "make docs         the site of docs/, in build/site; a warning is an error"
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make lint         format, lint and types alone"
 	@echo "make constraints  pin the newest versions of all dependencies in constraints.txt"
@@ -52,6 +54,11 @@ quick: lint
 
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --inputs $(FUZZ_INPUTS)
+
+# tests/test_site.py builds it just so, follows its links and looks at it in a browser.
+docs: install
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs $(SITE)
+	@echo $(SITE)/index.html
 
 format: install
 	$(BIN)/ruff format .

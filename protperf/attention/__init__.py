@@ -111,7 +111,7 @@ def attend(
         kind: one of `ATTENTIONS`.
         causal: whether a token sees only itself and what stands before it.
         projection: float32 `(M, K)`, for the kinds in `PROJECTED`.
-        pair_square: `(H,)` mean of |q' + k'|^2, for `oprf` alone; a constant, never taken from the sequence itself.
+        pair_square: `(H,)` mean of `|q' + k'|^2`, for `oprf` alone; a constant, never taken from the sequence itself.
         gate: `(B, H, L)` logits of what causal `rfa` keeps of all before; `None`: it forgets nothing.
         pooling: `(2, P, N)` weights of keys and of values, for `linformer` alone.
         hashing: of `reformer` alone, whose keys are those of `q`: `k` is not looked at.

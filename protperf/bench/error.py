@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -95,7 +95,20 @@ def run(options: argparse.Namespace) -> Report:
     if options.layers:
         _add_layers(report, options, names, device)
     report.blocks.append(LEGEND)
+    report.figures = draw(report.numbers)
     return report
+
+
+def draw(numbers: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw a figure for each scale of q and k, and one of errors through a model."""
+    figures = {
+        f"error_{sigma}": _figure(errors, f"error of attention, q, k ~ {sigma} N(0, 1)", "features")
+        for sigma, errors in numbers["by_features"].items()
+    }
+    if "by_layers" in numbers:
+        title = f"error of hidden states, random weights, {numbers['layer_features']} features"
+        figures["error_layers"] = _figure(numbers["by_layers"], title, "layers")
+    return figures
 
 
 def choose(option: str, asked: Sequence[str] | None, allowed: Sequence[str]) -> list[str]:
@@ -113,13 +126,12 @@ def choose(option: str, asked: Sequence[str] | None, allowed: Sequence[str]) -> 
 def _add_features(
     report: Report, options: argparse.Namespace, names: Sequence[tuple[str, str]], device: torch.device
 ) -> None:
-    """Add a table and a figure for each scale of q and k."""
+    """Add a table for each scale of q and k."""
     report.numbers["by_features"] = {}
     for sigma in options.sigmas:
         errors = errors_by_features(options, names, sigma=sigma, device=device)
         title = f"q, k ~ {sigma:g} N(0, 1)"
         report.blocks.append(table_of(f"{title}; features:", errors, options.features))
-        report.figures[f"error_{sigma:g}"] = _figure(errors, f"error of attention, {title}", "features")
         report.numbers["by_features"][f"{sigma:g}"] = errors
         say("error", f"{title}: done")
 
@@ -127,7 +139,7 @@ def _add_features(
 def _add_layers(
     report: Report, options: argparse.Namespace, names: Sequence[tuple[str, str]], device: torch.device
 ) -> None:
-    """Add the table and the figure of errors through a model."""
+    """Add the table of errors through a model."""
     errors, pair_square = errors_by_layer(options, names, device=device)
     columns = sorted({2**power for power in range(8) if 2**power < options.layers} | {options.layers})
     title = f"random weights, {options.layer_features} features"
@@ -136,8 +148,11 @@ def _add_layers(
         "Hidden states of a model whose attention is replaced; the mean of |q' + k'|^2 in its first layer is "
         f"{pair_square:.2f}, of which the variance of a feature is the exponential.",
     ]
-    report.figures["error_layers"] = _figure(errors, f"error of hidden states, {title}", "layers")
-    report.numbers |= {"by_layers": errors, "pair_square": pair_square}
+    report.numbers |= {
+        "by_layers": errors,
+        "layer_features": options.layer_features,
+        "pair_square": pair_square,
+    }
 
 
 def errors_by_features(
@@ -262,9 +277,10 @@ def table_of(title: str, errors: Errors, columns: Sequence[int]) -> str:
     return format_table(title, [f"{column:,} " for column in columns], rows)
 
 
-def _figure(errors: Errors, title: str, x: str) -> Figure:
+def _figure(errors: Mapping[str, Mapping[Any, float | None]], title: str, x: str) -> Figure:
+    """Draw errors; as JSON holds them, places are text and what is not finite is `None`."""
     series = {
-        name: [(place, error) for place, error in points.items() if 0 < error < float("inf")]
+        name: [(int(place), error) for place, error in points.items() if error and error < float("inf")]
         for name, points in errors.items()
     }
     return draw_lines(

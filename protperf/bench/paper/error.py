@@ -32,9 +32,16 @@ def run(options: argparse.Namespace) -> Report:
         report.blocks[-1:] = through.blocks[1:]
         report.figures |= through.figures
         setting = f"{report.numbers['setting']}; layers: {through.numbers['setting']}"
-        report.numbers |= {key: through.numbers[key] for key in ("by_layers", "pair_square")}
-        report.numbers |= {"setting": setting, "layer_features": options.layer_features}
+        report.numbers |= {
+            key: through.numbers[key] for key in ("by_layers", "layer_features", "pair_square")
+        }
+        report.numbers |= {"setting": setting}
     return report
+
+
+def lay_out(numbers: dict[str, Any]) -> Report:
+    """Turn numbers into the tables of docs/paper.md and figures."""
+    return Report([rows(numbers)], numbers, error.draw(numbers))
 
 
 def rows(numbers: dict[str, Any]) -> str:

@@ -1,0 +1,59 @@
+"""What the tests of the documentation share: a page's blocks, and shell blocks run as they are written.
+
+bash reads a block; a function in the place of `protperf` writes down the words of each command, which then runs where
+that is quick: in this process, or in one that forks from a warm one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+from conftest import REPOSITORY
+
+from protperf import cli
+
+_RECORD = r"""
+protperf() { printf '%s\0' "$@" >> .words; printf '\n\0' >> .words; }
+"""
+
+
+def read_page(name: str) -> str:
+    return (REPOSITORY / name).read_text()
+
+
+def blocks_of(page: str, *languages: str) -> list[tuple[str, str]]:
+    """Return (language, block) of each block that is meant to run, in order."""
+    pattern = rf"^```({'|'.join(languages or ('bash', 'python'))})\n(.*?)^```$"
+    return re.findall(pattern, read_page(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def call(words: list[str]) -> int:
+    """Run a command in this process, through the front door; return its exit status."""
+    with patch.object(sys, "argv", ["protperf", *words]):
+        try:
+            return cli.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+
+
+def run_bash(block: str, folder: Path, run: Callable[[list[str]], int] = call) -> None:
+    """Run a shell block in a folder; whatever fails in it fails the test."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-euo", "pipefail", "-c", _RECORD + block]
+    subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, check=True, timeout=60)
+    for words in _recorded(folder / ".words"):
+        assert run(words) == 0, words
+
+
+def _recorded(path: Path) -> Iterator[list[str]]:
+    """Yield the words of each command, and forget them."""
+    text = path.read_text() if path.exists() else ""
+    path.unlink(missing_ok=True)
+    for command in text.split("\n\0")[:-1]:
+        yield command.split("\0")[:-1]
