@@ -1,7 +1,7 @@
 """What pages of the site are made of and nobody writes: every --help, every configuration key, figures of measurements.
 
-A page asks for it in a line `<!-- made: NAME -->`, or `<!-- made: figures EXPERIMENT [FIGURE...] -->`. docs/paper.md gets the figures of each of its
-experiments behind its tables. Figures are drawn from the numbers in docs/paper, which `protperf bench paper` measured.
+A page asks for it in a line `<!-- made: NAME -->`, or `<!-- made: figures EXPERIMENT [FIGURE...] -->`: figures
+drawn from the numbers in docs/paper, which `protperf bench paper` measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
 
 from protperf import cli, config
-from protperf.bench.paper.arguments import EXPERIMENTS
 from protperf.bench.paper.page import read_numbers
 from protperf.figures import save_figure
 
@@ -47,7 +46,6 @@ GROUPS = {
 
 _MADE = re.compile(r"^<!-- made: (\w+)((?: \S+)*) -->$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)#:\s]+)\)")
-_END_OF_TABLES = re.compile(rf"^<!-- /({'|'.join(EXPERIMENTS)}) -->$", re.MULTILINE)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -71,10 +69,7 @@ def complete(app: Sphinx, page: str, source: list[str]) -> None:
             raise ExtensionError(f"{page}: {match[0]}: there are: {', '.join(MAKERS)}, figures EXPERIMENT")
         return MAKERS[name]()
 
-    text = _MADE.sub(make, _LINK.sub(_without_folders, source[0]))
-    if page == "paper":
-        text = _END_OF_TABLES.sub(lambda match: f"{match[0]}\n\n{figures(app, match[1])}", text)
-    source[0] = text
+    source[0] = _MADE.sub(make, _LINK.sub(_without_folders, source[0]))
 
 
 def _without_folders(link: re.Match[str]) -> str:
@@ -164,10 +159,7 @@ def choices(group: str) -> str:
 
 def figures(app: Sphinx, experiment: str, *wanted: str) -> str:
     """Draw the figures of an experiment, all or those that are wanted; return what shows them."""
-    path = DOCS / "paper" / f"{experiment}.json"
-    if not path.exists():
-        return "Not measured yet."
-    numbers = read_numbers(path)
+    numbers = read_numbers(DOCS / "paper" / f"{experiment}.json")
     drawn = import_module(f"protperf.bench.paper.{experiment}").lay_out(numbers).figures
     folder = Path(app.doctreedir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)

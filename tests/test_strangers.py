@@ -83,6 +83,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "protperf/checkpoint/pickles.py": "no member is packed",
         "protperf/formats/npz_reading.py": "members are read up to a bound",
     },
+    "OmegaConf.load": {"protperf/completion.py": "a file of the package"},
     "safe_open": {"protperf/checkpoint/folder.py": "after the size of its header"},
 }
 """Calls that open or unpack what a stranger may have made, and the files that may make them."""
@@ -102,7 +103,6 @@ NEVER = {
         "os.system",
         "yaml.load",
         "yaml.unsafe_load",
-        "OmegaConf.load",
         "json.load",
         "gzip.decompress",
         "zlib.decompress",
@@ -133,7 +133,7 @@ def test_what_opens_files_of_strangers_stands_in_few_places(path: Path):
         assert place in ALLOWED.get(name, {place: ""}), f"{place}:{node.lineno}: {name}"
         given = {each.arg: ast.unparse(each.value) for each in node.keywords}
         assert not {"allow_pickle", "trust_remote_code"} & given.keys(), f"{place}:{node.lineno}"
-        assert given.get("shell", "False") == "False", f"{place}:{node.lineno}"
+        assert not (name.startswith("subprocess.") and "shell" in given), f"{place}:{node.lineno}"
         if name == "torch.load" or "ckpt_path" in given:
             assert given.get("weights_only") == "True", f"{place}:{node.lineno}"
 
@@ -296,15 +296,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        (name, causal)
+        for name, shape in SHAPES.items()
+        for causal in (False, True)
+        if not (causal and shape.get("attention") == "linformer")
+    ],
+)
 def test_the_numbers_of_a_model_are_known_from_its_configuration(name: str, causal: bool):
     config = ModelConfig(
         **{"num_layers": 3, "num_heads": 2, "model_dim": 8, "feedforward_dim": 12, "num_features": 5}
         | SHAPES[name]
     )
-    if causal and config.attention == "linformer":
-        pytest.skip("has no causal form")
     found = sum(value.numel() for value in ProteinModel(config, causal=causal).state_dict().values())
     assert num_numbers(config, causal=causal) == found
 
