@@ -4,6 +4,7 @@ VENV ?= .venv
 DEMO ?= demo
 SITE ?= build/site
 JOBS ?= 2
+PIP_INSTALL ?= pip install
 FUZZ_INPUTS ?= 200000
 PYTEST = OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
@@ -34,8 +35,8 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 		|| { echo "protperf needs Python 3.10 to 3.13; $(PYTHON) is $$($(PYTHON) --version): make install PYTHON=python3.12"; exit 1; }
 	@echo "installing protperf and its tools into $(VENV): some minutes without a word"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/$(PIP_INSTALL) --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/$(PIP_INSTALL) --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: install

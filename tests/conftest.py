@@ -17,9 +17,12 @@ SAMPLE = REPOSITORY / "data_prep" / "sample" / "uniprot_sample.fasta.gz"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have most slow tests: at the end one of them would leave the other processes idle."""
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    """Begin with the files that take longest: at the end one of them would leave the other processes idle."""
+    minutes: Counter[Path] = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("slow"):
+            minutes[item.path] += marker.kwargs.get("minutes", 0.1)
+    items.sort(key=lambda item: -minutes[item.path])
 
 
 @pytest.fixture(scope="session")

@@ -215,6 +215,7 @@ def test_similarity_is_that_of_the_trained_models(trained: tuple[Path, dict], tm
             assert 0 <= model[which]["chance"] <= 1
 
 
+@pytest.mark.slow(minutes=0.8)
 def test_long_trains_the_deepest_transformer_that_fits(inputs: list[str], tmp_path: Path):
     size = [
         *SPLITS,
@@ -248,6 +249,7 @@ def test_attention_as_written_is_exact_attention(causal: bool):
     torch.testing.assert_close(long.attend_as_written(q, k, v, causal=causal), expected)
 
 
+@pytest.mark.slow(minutes=0.8)
 def test_moved_weights_begin_as_they_were_and_learn(inputs: list[str], tmp_path: Path):
     size = [*SPLITS, *SMALL, *SHORT, "--tune-steps", "4"]
     numbers = run("transfer", tmp_path, *inputs, "--work", str(tmp_path / "work"), *size)

@@ -53,7 +53,7 @@ def test_the_loop_is_run_beside_the_bare_step(tmp_path: Path, capsys: pytest.Cap
     assert [line.split("  ")[0] for line in table[1:]] == [BARE, LOOP]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_ranks_are_run_beside_one(tmp_path: Path):
     numbers = run(tmp_path, "--rounds", "2", "--batch", "4", "--workers", "1")
     results = {result["name"]: result for result in numbers["results"]}

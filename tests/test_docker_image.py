@@ -21,7 +21,7 @@ from training import load_plain
 from protperf.checkpoint import step_checkpoints, step_of
 from protperf.formats.metrics_file import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(minutes=2)
 
 PAGE = (REPOSITORY / "docs" / "docker.md").read_text()
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)

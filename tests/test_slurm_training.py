@@ -21,7 +21,7 @@ from training import SMALL, clean_environment, load_plain, protperf, scratch_dir
 from protperf.checkpoint import step_checkpoints, step_name, step_of
 from protperf.formats.metrics_file import read_metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(minutes=0.5)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPT = REPOSITORY / "docker" / "slurm" / "train.sbatch"

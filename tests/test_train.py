@@ -148,7 +148,7 @@ def test_a_sweep_gives_each_run_its_own_folder(tmp_path: Path):
         assert {model.config.feedforward_dim for model in models} == {16, 24}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 def test_a_step_of_performer_36l_at_8192_tokens_fits_into_8_gib(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

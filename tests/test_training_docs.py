@@ -126,7 +126,7 @@ def test_links_of_the_page_lead_somewhere():
         assert (REPOSITORY / "docs" / link).exists(), link
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 def test_the_shell_blocks_run_in_order_as_typed(tmp_path: Path):
     blocks = re.findall(r"^```bash\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5

@@ -27,7 +27,7 @@ def shorten(path: Path) -> None:
     path.write_bytes(gzip.compress(b"\n>".join(records) + b"\n"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.7)
 def test_a_file_of_proteins_becomes_a_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
