@@ -21,7 +21,7 @@ from protperf import __version__
 sys.path.insert(0, str(Path(__file__).parent))  # for `made`
 
 project = "protperf"
-author = "The protperf authors"
+author = "The protperf developers"
 project_copyright = author
 version = release = __version__
 

@@ -24,8 +24,10 @@ from omegaconf import OmegaConf
 from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
 
-from protperf import cli, config
+from protperf import cli
 from protperf.bench.paper.page import read_numbers
+from protperf.completion import PARSERS
+from protperf.config import SECTIONS
 from protperf.figures import save_figure
 
 if TYPE_CHECKING:
@@ -35,15 +37,6 @@ DOCS = Path(__file__).parent
 CONF = DOCS.parent / "conf"
 WIDTH = "80"
 """Columns of the terminal in which helps are shown."""
-GROUPS = {
-    "model": config.ModelConfig,
-    "objective": config.ObjectiveConfig,
-    "data": config.DataConfig,
-    "optim": config.OptimConfig,
-    "trainer": config.TrainerConfig,
-    "logger": config.LoggerConfig,
-}
-
 _MADE = re.compile(r"^<!-- made: (\w+)((?: \S+)*) -->$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)#:\s]+)\)")
 
@@ -81,7 +74,11 @@ def commands() -> str:
     """Return the --help of every command and of what is below it."""
     sections = []
     for command in cli.COMMANDS:
-        helps = [("protperf train", hydra_help())] if command == "train" else helps_of(parser_of(command))
+        helps = (
+            [("protperf train", hydra_help())]
+            if command == "train"
+            else helps_of(import_module(PARSERS[command]).make_parser())
+        )
         for number, (words, text) in enumerate(helps):
             sections.append(f"{'###' if number else '##'} {words}\n\n```text\n{text.rstrip()}\n```")
     return "\n\n".join(sections)
@@ -94,23 +91,6 @@ def hydra_help() -> str:
     with asked, redirect_stdout(printed), suppress(SystemExit):
         cli.main()
     return printed.getvalue()
-
-
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """Run a command as far as the parser of its arguments, which argparse is about to use."""
-    parsers: list[argparse.ArgumentParser] = []
-
-    def catch(parser: argparse.ArgumentParser, *_: object) -> None:
-        parsers.append(parser)
-        raise SystemExit
-
-    with (
-        patch.object(argparse.ArgumentParser, "parse_known_args", catch),
-        patch.object(sys, "argv", ["protperf", command, "--help"]),
-        suppress(SystemExit),
-    ):
-        cli.main()
-    return parsers[0]
 
 
 def helps_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
@@ -128,7 +108,7 @@ def configuration() -> str:
     with initialize_config_module("protperf.conf", version_base="1.3"):
         shipped = compose("train")
     sections = []
-    for group, cls in GROUPS.items():
+    for group, cls in SECTIONS.items():
         told = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
         rows = []
         for field in fields(cls):

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import fields
 from importlib import import_module, resources
+from pathlib import Path
 
 import argcomplete
 from argcomplete.completers import FilesCompleter
@@ -65,7 +66,7 @@ def complete(commands: Iterable[str]) -> None:
     """
     line, point = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
     words = argcomplete.split_line(line, point)[3]  # without the one at the cursor
-    begin = max((number + 1 for number, word in enumerate(words) if word[-1:] in (";", "&", "|")), default=0)
+    begin = max(number for number, word in enumerate(words) if Path(word).name == "protperf")
     name = words[begin + 1] if len(words) > begin + 1 else ""
     if name in commands:
         begin += 1

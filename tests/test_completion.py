@@ -74,7 +74,14 @@ def test_each_command_has_its_parser():
 def test_all_commands_are_offered(tmp_path: Path):
     assert answers("protperf ", tmp_path)[0] == list(cli.COMMANDS)
     assert answers("protperf tr", tmp_path)[0] == ["train"]
-    assert answers("cd runs && protperf tr", tmp_path)[0] == ["train"]
+    for before in (
+        "cd runs && ",
+        "cd runs; time ",
+        "OMP_NUM_THREADS=1 ",
+        "nice -n 5 ~/bin/",
+        "protperf prepare a b | ",
+    ):
+        assert answers(f"{before}protperf tr", tmp_path)[0] == ["train"], before
 
 
 @pytest.mark.parametrize("command", COMMANDS)
