@@ -1,13 +1,13 @@
 """The part of docker's command line that docs/docker.md types, without an engine and without a registry.
 
-buildah builds and keeps images; the base that `FROM` names is made by debootstrap. A container is a process in namespaces of
+buildah builds and keeps images; the base that `FROM` names is made by mmdebstrap. A container is a process in namespaces of
 its own over the image's root, with the user, the entry point and the variables that the image says. As a program:
 
     engine.py build -f FILE -t TAG FOLDER
     engine.py run [--read-only] [--tmpfs PATH[:OPTIONS]] [-v FROM:TO] [--user U:G] [--shm-size N] IMAGE [ARGUMENT...]
     engine.py compose -f FILE run SERVICE [ARGUMENT...]
 
-Needs root, buildah and debootstrap. All containers of an image share one root: what is written into it stays.
+Needs root, buildah and mmdebstrap. All containers of an image share one root: what is written into it stays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-PROGRAMS = ("buildah", "debootstrap", "unshare", "mount", "chroot")
+PROGRAMS = ("buildah", "mmdebstrap", "unshare", "mount", "chroot")
 BASE = re.compile(r"^FROM (python:(3\.\d+)-slim-(\w+))( AS \w+)?$", re.MULTILINE)
 """The base of a Dockerfile: its name, its Python, its Debian."""
 
@@ -54,16 +54,11 @@ class Engine:
         container = self.buildah("from", "scratch")
         root = Path(self.buildah("mount", container))
         packages = "python3-venv,python3-dev,ca-certificates"
-        subprocess.run(
-            ["debootstrap", "--variant=minbase", f"--include={packages}", suite, str(root)],
-            stdout=sys.stderr,
-            check=True,
-        )
+        made = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", suite, str(root)]
+        subprocess.run(made, stdout=sys.stderr, check=True)
         (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
         said = subprocess.run(["chroot", root, "python3", "--version"], capture_output=True, text=True)
         assert said.stdout.startswith(f"Python {version}."), said
-        for archive in (root / "var/cache/apt/archives").glob("*.deb"):
-            archive.unlink()
         self.buildah(
             "config", "--env", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", container
         )
