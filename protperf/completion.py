@@ -51,7 +51,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "protperf completion",
         description="Print what makes a shell complete commands, options and the keys of training. For good: put the line "
-        'eval "$(protperf completion bash)" into ~/.bashrc, the same with zsh into ~/.zshrc after compinit; for fish, '
+        'eval "$(protperf completion bash)" into ~/.bashrc, with the full path of protperf if it is in an environment, the '
+        "same with zsh into ~/.zshrc after compinit; for fish, "
         "protperf completion fish > ~/.config/fish/completions/protperf.fish.",
     )
     parser.add_argument("shell", choices=SHELLS, help="the shell")

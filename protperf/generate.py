@@ -161,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     if not options.fill:
         done += f"{cut:,} of them cut at --max-length {options.max_length}, "
     done += f"{drawn:,} residue{'s' * (drawn != 1)} drawn, {seconds:.1f} seconds"
-    if seconds >= 1:
+    if seconds >= 1 and not options.fill:
         done += f", {drawn / seconds:,.0f} residues/s"
     if options.out == STDOUT:
         _say(done)

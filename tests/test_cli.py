@@ -20,13 +20,9 @@ HEAVY = ("torch", "numpy", "hydra", "omegaconf", "h5py", "pytorch_lightning", "w
 
 def run_main(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     """Run the command in this process, as the console script would, and return its exit status."""
-    imported = (
-        "protperf.train",
-        "data_prep.prepare",
-        *(f"{module}.__main__" for module, _ in COMMANDS.values()),
-    )
-    for name in imported:  # by other tests; runpy would warn
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for module, _ in COMMANDS.values():
+        for name in (module, f"{module}.__main__"):  # imported by other tests; runpy would warn
+            monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "argv", ["protperf", *arguments])
     try:
         return main()

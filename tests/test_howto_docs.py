@@ -10,7 +10,6 @@ import pytest
 from checkpoints import make_checkpoint
 from conftest import REPOSITORY
 from pages import blocks_of, run_bash
-from prepared import write_fasta
 
 SEQUENCE = "HPETLVKVKDAEDQLGARVGYIELDLNSGKILESFRPEERFPMMS"
 
@@ -49,7 +48,7 @@ def test_mutations_are_scored(folder: Path):
     effects = (folder / "all_effects.csv").read_text().splitlines()
     assert effects[0] == "mutant,protperf_masked-marginals"
     assert len(effects) == 1 + 19 * len(SEQUENCE) == 856
-    assert len((folder / "effects.csv").read_text().splitlines()) == 4
+    assert len((folder / "mutant_effects.csv").read_text().splitlines()) == 4
     header = (folder / "both.csv").read_text().splitlines()[0]
     assert header.endswith("protperf_masked-marginals,protperf_wt-marginals")
 
@@ -59,10 +58,9 @@ def test_esm2_is_taken_in(folder: Path):
     from pretrained_models import make_esm, save
 
     save(make_esm(), Path("esm2_t6_8M_UR50D"), form="safetensors", vocabulary=None)
-    write_fasta(folder / "proteins.fasta", [("a", "MKTAYIAKQR"), ("b", "MKV")])
     run_page("docs/esm2.md", folder)
-    assert (folder / "embeddings.h5").is_file()
-    assert len((folder / "effects.csv").read_text().splitlines()) == 3
+    assert (folder / "peptides.h5").is_file()
+    assert len((folder / "esm2_effects.csv").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("page", ["docs/index.md", "docs/resuming.md"])

@@ -74,7 +74,13 @@ def test_make_demo_leaves_what_it_promises(tmp_path):
     script = "make demo VENV=.venv DEMO=" + str(demo)
     done = run_shell(script, REPOSITORY, DEMO_OPTIONS=SHORT_DEMO)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    expected = ["curve.png", "embeddings.h5", "map.png", "run/metrics.csv", "run/checkpoints/best.ckpt"]
+    expected = [
+        "curve.png",
+        "embeddings.h5",
+        "map.png",
+        "runs/demo/metrics.csv",
+        "runs/demo/model/model.safetensors",
+    ]
     for name in [*expected, "shards/manifest.json", "scores.json"]:
         assert (demo / name).is_file(), name
     assert (demo / "curve.png").read_bytes().startswith(b"\x89PNG")

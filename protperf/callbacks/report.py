@@ -188,7 +188,7 @@ def training_line(values: Mapping[str, float], *, step: int, max_steps: int, sec
     )
     left = timedelta(seconds=round(seconds_left))
     return (
-        f"step {step:,}/{max_steps:,}  loss {loss:.4f}  perplexity {perplexity:.4g}  lr {rate:.3g}  "
+        f"step {step:,}/{max_steps:,}  loss {loss:.4f}  perplexity {perplexity:#.4g}  lr {rate:.3g}  "
         f"{short_count(tokens)} tokens  {speed:,.0f} tokens/s  {left} left"
     )
 
@@ -197,7 +197,7 @@ def evaluation_lines(results: Mapping[str, float]) -> list[str]:
     """Return a line for each evaluated set, with what all of its tokens gave."""
     sets = dict.fromkeys(name.partition("/")[0] for name in results)
     return [
-        f"{name}  loss {results[f'{name}/loss']:.4f}  perplexity {results[f'{name}/perplexity']:.4g}  "
+        f"{name}  loss {results[f'{name}/loss']:.4f}  perplexity {results[f'{name}/perplexity']:#.4g}  "
         f"accuracy {results[f'{name}/accuracy']:.2%}"
         for name in sets
     ]
