@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from protperf.attention import ATTENTIONS
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
 from protperf.weights import num_weights
 
 SHAPES: dict[str, dict[str, Any]] = {
+    **{kind: {"attention": kind, "num_features": 128, "qk_norm": kind == "trig"} for kind in ATTENTIONS},
     "plain": {},
     "learned": {"attention": "favor", "features": "learned"},
     "gated": {"attention": "rfa", "num_features": 128},

@@ -17,7 +17,7 @@ def build(cls: type[_T], data: Mapping[str, Any]) -> _T:
     Raises:
         TypeError: one is missing that has no default, or is of another type.
     """
-    kinds = _kinds_of(cls)
+    kinds = _kinds_of(cls)  # type: ignore[arg-type]  # a class is hashable
     found = {name: data[name] for name in kinds if name in data}
     _check(cls, found, kinds)
     return cls(**found)
@@ -25,7 +25,7 @@ def build(cls: type[_T], data: Mapping[str, Any]) -> _T:
 
 def check_types(made: Any) -> None:
     """Raise a `TypeError` unless all values of a dataclass have the types of their fields."""
-    kinds = _kinds_of(type(made))
+    kinds = _kinds_of(type(made))  # type: ignore[arg-type]
     _check(type(made), {name: getattr(made, name) for name in kinds}, kinds)
 
 
