@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fuzz_hdf5 import whole_dataset
 from hostile import edit_manifest
-from prepared import SAMPLE
+from prepared import write_fasta
 
 from data_prep.options import PrepareOptions
 from data_prep.prepare import prepare
@@ -62,8 +62,7 @@ def test_a_shard_shorter_than_its_windows_is_refused_whatever_the_manifest_says(
 def with_inputs(folder: Path, count: int) -> list[InputEntry]:
     """Write the manifest of a dataset once more, with so many inputs; return these."""
     inputs = [
-        InputEntry(f"UP{number:09d}.fasta.gz", "sequences", 10**6, f"{number:064d}")
-        for number in range(count)
+        InputEntry(f"{number:0240d}.fasta", "sequences", 10**6, f"{number:064d}") for number in range(count)
     ]
     write_manifest(folder, dataclasses.replace(read_manifest(folder), inputs=inputs))
     return inputs
@@ -72,17 +71,18 @@ def with_inputs(folder: Path, count: int) -> list[InputEntry]:
 @pytest.mark.slow
 def test_what_is_written_is_read_and_what_is_too_large_is_refused_before_the_work(tmp_path: Path):
     folder = whole_dataset(tmp_path / "d")
-    inputs = with_inputs(folder, 60_000)
+    inputs = with_inputs(folder, 30_000)
     assert read_manifest(folder).inputs == inputs
     check_fits(inputs, 1000)
     message = (
-        r"^120,000 inputs and \d shards: their manifest takes [\d.]+ MiB, at most 16 MiB are read; join files"
+        r"^45,000 inputs and \d shards: their manifest takes [\d.]+ MiB, at most 16 MiB are read; join files"
     )
     with pytest.raises(ValueError, match=message):
-        with_inputs(folder, 120_000)
+        with_inputs(folder, 45_000)
     assert read_manifest(folder).inputs == inputs
+    long = write_fasta(tmp_path / f"{'a' * 240}.fasta", [("p", "MK")])
     with pytest.raises(ValueError, match=message):
-        prepare([str(SAMPLE)] * 120_000, tmp_path / "out", PrepareOptions())
+        prepare([long] * 45_000, tmp_path / "out", PrepareOptions())
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match=r"1,000,000 shards: .*larger shards \(--shard-windows\)"):
         check_fits([], 10**6)

@@ -90,7 +90,7 @@ def test_a_megabyte_that_unpacks_to_a_gigabyte_takes_a_bounded_memory(tmp_path: 
     script = """
 import sys
 from pathlib import Path
-from protperf.formats.fasta import SequenceReader
+from protperf.formats.fasta import Policy, SequenceReader
 from protperf.formats.sizes import peak_memory_bytes
 from protperf.formats.variants import read_variants
 for path in sorted(Path().iterdir()):
