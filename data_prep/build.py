@@ -32,7 +32,7 @@ from data_prep.splits import Thresholds, num_asked
 from data_prep.tables import write_tables
 from protperf.formats.counts import Counts
 from protperf.formats.fasta import nothing_in
-from protperf.formats.manifest import SPLITS, ShardEntry
+from protperf.formats.manifest import SPLITS, ShardEntry, check_fits
 from protperf.formats.ngrams import NgramCounter
 from protperf.formats.records import Skipped
 from protperf.formats.skipped import SkippedTable
@@ -92,6 +92,7 @@ class Build:
         counts, dropped = self._count(results)
         thresholds = self._thresholds(named, sum(result.kept for result in results))
         plan = self._plan(results, thresholds)
+        check_fits(self.reader.inputs(), sum(plan.num_shards))
         self._forget_lost_pieces(plan)
         self._reduce(runner, plan)
         self._join(runner, plan)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_prep.options import PrepareOptions
 from data_prep.reading import as_text
-from protperf.formats.manifest import InputEntry
+from protperf.formats.manifest import InputEntry, check_fits
 from protperf.formats.sizes import estimate_text_bytes, hash_file, in_units
 from protperf.formats.streams import place_of
 
@@ -29,6 +29,11 @@ def check_tables(paths: Iterable[str]) -> None:
     for path in paths:
         if not os.path.isfile(path):
             raise ValueError(f"{path}: no such table; give the path of a regular file")
+
+
+def check_number(paths: list[str]) -> None:
+    """Refuse more inputs than a manifest can name with a `ValueError`."""
+    check_fits([InputEntry(as_text(Path(path).name), "sequences", 10**12, "0" * 64) for path in paths], 0)
 
 
 def estimate_text(paths: list[str]) -> float:

@@ -20,6 +20,7 @@ from data_prep.sorted_parts import BY_SEQUENCE, PartRecords, write_part
 from protperf.formats.blocks import Block, BlockParser
 from protperf.formats.commit import commit_bytes
 from protperf.formats.counts import Counts
+from protperf.formats.cutting import LongRecord
 from protperf.formats.fasta import stopped
 from protperf.formats.manifest import SPLITS
 from protperf.formats.records import Policy, Skipped
@@ -36,6 +37,7 @@ class MapTask:
         first_line: number of the part's first line in it, or of its first entry.
         unit: what is counted: `line`, or `entry` of a file that is no FASTA, whose text is that of `entry_text`.
         blocks: sizes of the blocks of text, one behind the other, each ending where a record does.
+        long_records: blocks of which only the start is there, number -> lines and bytes, as in `LongRecord`.
     """
 
     index: int
@@ -44,6 +46,7 @@ class MapTask:
     first_line: int
     unit: str
     blocks: tuple[int, ...]
+    long_records: dict[int, tuple[int, int]]
 
     @property
     def text_path(self) -> Path:
@@ -142,11 +145,12 @@ def _blocks(task: MapTask, policy: Policy, counts: Counts) -> Iterator[Block]:
     """Yield the part's records, block by block."""
     parser = BlockParser(task.place, policy, counts, first_line=task.first_line, unit=task.unit)
     with open(task.text_path, "rb") as file:
-        for size in task.blocks:
+        for number, size in enumerate(task.blocks):
             text = file.read(size)
             if len(text) != size:
                 raise OSError(errno.EIO, "shorter than it was written", str(task.text_path))
-            yield parser.parse(text)
+            long = task.long_records.get(number)
+            yield parser.parse(LongRecord(text, *long) if long else text)
 
 
 class _Collected:

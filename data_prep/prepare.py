@@ -24,7 +24,7 @@ from data_prep.clustering import check_mmseqs
 from data_prep.executors import make_runner
 from data_prep.executors.runner import ExecutorOptions
 from data_prep.folder import REPORT_NAME, SKIPPED_NAME, OutputFolder
-from data_prep.inputs import check_space, check_tables, describe_table, estimate_text
+from data_prep.inputs import check_number, check_space, check_tables, describe_table, estimate_text
 from data_prep.journal import BuildOrder, Journal
 from data_prep.memory import MemoryPlan
 from data_prep.options import MMSEQS, PrepareOptions
@@ -85,6 +85,7 @@ def prepare(
     tables = {"clusters": options.clusters, "ood": options.ood_clusters, "families": options.ood_families}
     tables = {role: path for role, path in tables.items() if path and path != MMSEQS}
     check_inputs(inputs)
+    check_number(inputs)
     check_tables(tables.values())
     if options.clusters == MMSEQS:
         check_mmseqs(inputs)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from data_prep.journal import Journal
 from data_prep.mapping import MapTask
-from protperf.formats.blocks import BLOCK_BYTES, count_lines, cut_records, entry_text
+from protperf.formats.blocks import entry_text
+from protperf.formats.cutting import BLOCK_BYTES, LongRecord, count_lines, cut_records
 from protperf.formats.fasta import nothing_in
 from protperf.formats.manifest import InputEntry
 from protperf.formats.streams import STDIN, Advance, SequenceStream, open_stream, place_of
@@ -84,27 +85,35 @@ class PartReader:
         with open_stream(path, advance, ahead=True, digest=digest) as stream:
             line, unit = 1, "line" if stream.kind == "fasta" else "entry"
             for blocks, lines in self._parts(stream):
-                sizes = tuple(map(len, blocks))
-                task = MapTask(self.num_parts, self._work, place_of(path), line, unit, sizes)
+                task = self._task_of(blocks, place_of(path), line, unit)
                 self.num_parts += 1
                 line += lines
                 if task.index not in self._journal.of("part"):
                     with open(task.text_path, "wb") as file:
                         for block in blocks:
-                            file.write(block)
+                            file.write(block.start if isinstance(block, LongRecord) else block)
                     yield task
         if first == self.num_parts:
             raise nothing_in(place_of(path))
         known = {"sha256": digest.hexdigest(), "bytes": size, "parts": [first, self.num_parts]}
         self._journal.add("file", number, known)
 
-    def _parts(self, stream: SequenceStream) -> Iterator[tuple[list[bytes], int]]:
+    def _task_of(self, blocks: list[bytes | LongRecord], place: str, line: int, unit: str) -> MapTask:
+        """Return the task of a part that begins at a line of an input."""
+        long = {
+            number: (block.lines, block.size)
+            for number, block in enumerate(blocks)
+            if isinstance(block, LongRecord)
+        }
+        return MapTask(self.num_parts, self._work, place, line, unit, tuple(map(_num_kept, blocks)), long)
+
+    def _parts(self, stream: SequenceStream) -> Iterator[tuple[list[bytes | LongRecord], int]]:
         """Yield parts, each as blocks of text, with the number of lines or entries in it."""
-        held: list[bytes] = []
+        held: list[bytes | LongRecord] = []
         size = lines = 0
         for block, num_lines in _blocks(stream, min(BLOCK_BYTES, self._part_bytes)):
             held.append(block)
-            size, lines = size + len(block), lines + num_lines
+            size, lines = size + _num_kept(block), lines + num_lines
             if size >= self._part_bytes:
                 yield held, lines
                 held, size, lines = [], 0, 0
@@ -112,11 +121,16 @@ class PartReader:
             yield held, lines
 
 
-def _blocks(stream: SequenceStream, size: int) -> Iterator[tuple[bytes, int]]:
+def _num_kept(block: bytes | LongRecord) -> int:
+    """Return the bytes of a block that are written."""
+    return len(block.start if isinstance(block, LongRecord) else block)
+
+
+def _blocks(stream: SequenceStream, size: int) -> Iterator[tuple[bytes | LongRecord, int]]:
     """Yield blocks of about `size` bytes for a `BlockParser`, with the number of lines or entries in each."""
     if stream.kind == "fasta":
         for text in cut_records(stream.pieces(), size, source=stream.place):
-            yield text, count_lines(text)
+            yield text, text.lines if isinstance(text, LongRecord) else count_lines(text)
         return
     from protperf.formats.flatfiles import entries
 

@@ -263,7 +263,7 @@ def _read_lines(path: str) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(iter(partial(lines.readline, _LONGEST_LINE + 1), b""), 1):
                 if len(line) > _LONGEST_LINE:
                     raise FormatError(
-                        f"{path}:{number}: a line of more than {_LONGEST_LINE >> 20} MiB; no table has one"
+                        f"{path}:{number}: a line of more than {_LONGEST_LINE >> 20} MiB, which no table has; give text with one row a line"
                     )
                 yield number, line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

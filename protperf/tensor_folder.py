@@ -24,6 +24,7 @@ from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes, sync_file, sync_folder, write_all
 from protperf.formats.embedding_writers import as_stored
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
+from protperf.formats.own_files import check_names
 from protperf.formats.partial_output import PartialOutput, named, partial_paths
 from protperf.formats.records import escaped
 
@@ -149,8 +150,7 @@ class TensorFolder:
         table = self._partial.read(0, self._partial.size).decode("utf-8", "surrogateescape")
         for line in table.splitlines()[1:]:
             number, name, *_ = line.split("\t")
-            if name != Path(name).name:
-                raise FormatError(f"{self._work / INDEX}: names a file outside its folder, {name!r}")
+            check_names(self._work / INDEX, [name], remedy=f"--force starts {self.path.name} anew")
             yield int(number), name
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:

@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import re
-import resource
 import shutil
 import signal
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz_edits import edits
+from hostile import limit_memory
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -76,7 +76,7 @@ def run_child(target: Any, number: int, inputs: int, folder: Path, report: Any) 
     """Read hostile files, drawn with the child's number as seed; report findings, refusals and the peak of memory."""
     place = folder / "input"
     place.mkdir()
-    _limit_memory()
+    limit_memory(MOST_MEMORY)
     before = peak_memory()
     found: dict[str, str] = {}
     done = [0]
@@ -177,11 +177,6 @@ def _warm(target: Any, folder: Path) -> None:
 def peak_memory() -> int:
     """Return the most memory that this process has held, in bytes."""
     return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
-
-
-def _limit_memory() -> None:
-    size = int(re.findall(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
-    resource.setrlimit(resource.RLIMIT_AS, (size + MOST_MEMORY, size + MOST_MEMORY))
 
 
 def _describe(error: BaseException) -> str:

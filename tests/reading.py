@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -32,3 +33,8 @@ def read(path, policy=None):
 def skipped(reader):
     """Return what the reader says of the records it left out."""
     return [(s.line, s.id, s.column, s.reason, s.found) for s in reader.skipped_examples]
+
+
+def repeated(first: bytes, byte: bytes, mebibytes: int) -> bytes:
+    """Return gzip members that unpack to so much, in a few milliseconds."""
+    return gzip.compress(first) + gzip.compress(byte * (16 << 20)) * (mebibytes // 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from prepared import RESIDUES, SAMPLE
 
 from protperf.formats import FormatError
-from protperf.formats.blocks import Block, BlockParser, count_lines, cut_records
+from protperf.formats.blocks import Block, BlockParser
 from protperf.formats.counts import Counts, settle
+from protperf.formats.cutting import LONGEST_RECORD, LongRecord, count_lines, cut_records
 from protperf.formats.lines import raw_records
 from protperf.formats.records import Policy, Record, Skipped
 from protperf.vocab import VOCABULARY
@@ -50,17 +52,22 @@ def pieces_of(text: bytes, size: int) -> Iterator[bytes]:
     return (text[start : start + size] for start in range(0, len(text), size))
 
 
-def parse(text: bytes, policy: Policy, *, block_size: int, piece_size: int) -> Iterator[tuple[Block, Counts]]:
+def parse(
+    text: bytes, policy: Policy, *, block_size: int, piece_size: int, longest: int = LONGEST_RECORD
+) -> Iterator[tuple[Block, Counts]]:
     counts = Counts()
     parser = BlockParser("x", policy, counts)
-    for block in cut_records(pieces_of(text, piece_size), block_size):
+    for block in cut_records(pieces_of(text, piece_size), block_size, longest=longest):
         yield parser.parse(block), counts
 
 
-def read_blocks(text: bytes, policy: Policy, *, block_size: int, piece_size: int) -> Reading:
+def read_blocks(
+    text: bytes, policy: Policy, *, block_size: int, piece_size: int, longest: int = LONGEST_RECORD
+) -> Reading:
     items: list[Record | Skipped] = []
     counts = Counts()
-    for block, so_far in parse(text, policy, block_size=block_size, piece_size=piece_size):
+    parsed = parse(text, policy, block_size=block_size, piece_size=piece_size, longest=longest)
+    for block, so_far in parsed:
         counts = so_far
         items += [*block.skipped, *block.records()]
     return found(items, counts)
@@ -142,12 +149,52 @@ def test_blocks_of_any_size_read_what_a_loop_over_lines_reads(
 
 @settings(max_examples=200, deadline=None)
 @given(
+    text=texts(),
+    policy=st.sampled_from(POLICIES),
+    longest=st.integers(64, 200),
+    block_size=st.integers(1, 64),
+    piece_size=st.integers(1, 300),
+)
+@example(
+    text=b"x\n>a\r\n" + b"M\r" * 40 + b"\n>b\r\nTA",
+    policy=POLICIES[0],
+    longest=64,
+    block_size=9,
+    piece_size=1,
+)
+def test_a_record_that_is_too_long_is_as_one_without_residues_in_its_place(
+    text: bytes, policy: Policy, longest: int, block_size: int, piece_size: int
+):
+    shorter, sizes = b"", {}
+    for part in re.split(rb"(?<=[\r\n])(?=>)", text):
+        if part.startswith(b">") and len(part) > longest:
+            sizes[count_lines(shorter) + 1] = len(part)
+            header = re.split(rb"[\r\n]", part)[0]
+            part = header + re.sub(rb"[^\r\n]", b"", part.removeprefix(header))
+        shorter += part
+    expected = read_lines(shorter, policy)
+    records, skipped, counts = read_blocks(
+        text, policy, block_size=block_size, piece_size=piece_size, longest=longest
+    )
+    assert records == expected[0]
+    assert counts == expected[2]
+    left_out = [(one.line, one.id) for one in expected[1]]
+    assert sorted((one.line, one.id) for one in skipped) == sorted(left_out)
+    long = {one.line: one.found for one in skipped if one.reason == "too_much_text"}
+    assert long == {line: f"{size:,} bytes of text" for line, size in sizes.items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
     text=texts(), size=st.integers(1, 400), piece_sizes=st.tuples(st.integers(1, 50), st.integers(1, 1000))
 )
 def test_cuts_lie_before_headers_and_depend_on_the_text_alone(
     text: bytes, size: int, piece_sizes: tuple[int, int]
 ):
-    one, other = (list(cut_records(pieces_of(text, piece), size)) for piece in piece_sizes)
+    one, other = (
+        [block for block in cut_records(pieces_of(text, piece), size) if not isinstance(block, LongRecord)]
+        for piece in piece_sizes
+    )
     assert one == other
     assert b"".join(one) == text
     assert all(block.startswith(b">") for block in one[1:])

@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from fuzz_hdf5 import hostile_hdf5
 from prepared import REPOSITORY
 
 from protperf.formats import FormatError
@@ -186,3 +187,14 @@ def test_entry_of_a_wrong_shape_is_refused(tmp_path: Path):
 def test_unknown_kind_is_refused():
     with pytest.raises(ValueError, match=r"'chain'; allowed: mean, max"):
         info("chain")
+
+
+def test_hdf5_holds_nothing_that_lies_elsewhere_or_unpacks(tmp_path: Path):
+    refused = {}
+    for name, path in hostile_hdf5(tmp_path):
+        with EmbeddingFile(path) as file, pytest.raises(FormatError, match="entry '0000000000'") as caught:
+            file[0]
+        refused[name] = str(caught.value).partition("damaged (")[2]
+    assert refused["external"] == refused["soft"] == "a link to elsewhere); embed again"
+    assert all(refused[name].startswith("its numbers lie in another file") for name in ("storage", "virtual"))
+    assert len(refused) == 7

@@ -14,7 +14,7 @@ FLOORS = (
     "formats",
     "attention positions batches metrics devices tensor_folder",
     "layers",
-    "model objectives optim work",
+    "model objectives optim weights work",
     "inference",
     "data task callbacks checkpoint loggers figures",
     "language_model arguments",

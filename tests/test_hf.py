@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from training import assert_same
 
 from protperf.checkpoint import load_model
+from protperf.checkpoint.export import export_model
 from protperf.convert import main
 from protperf.vocab import VOCABULARY
 
@@ -309,3 +310,19 @@ def test_without_transformers_one_line_says_what_to_install():
         done.stderr.splitlines()[-1]
         == "ImportError: protperf.hf needs transformers: pip install 'protperf[hf]'"
     )
+
+
+def test_transformers_opens_no_pickle_and_runs_nothing_of_a_folder(tmp_path: Path):
+    folder = tmp_path / "m"
+    export_model(load_model(make_checkpoint(tmp_path / "m.ckpt")), folder)
+    config = json.loads((folder / "config.json").read_bytes())
+    config["auto_map"] = {"AutoModel": "evil.Evil", "AutoConfig": "evil.Evil"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'HACKED')!r}, 'w')\n")
+    AutoModel.from_pretrained(folder)
+    weights = torch.load(tmp_path / "m.ckpt", weights_only=True)["state_dict"]
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        AutoModel.from_pretrained(folder)
+    assert not (tmp_path / "HACKED").exists()

@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[str, Edit, str]] = {
     "8 bits": (
         "bert",
         weights(lambda found: found.update({QUERY: found[QUERY].to(torch.float8_e4m3fn)})),
-        "or numbers of 8 bits; save its state dict alone, .*it names torch.storage UntypedStorage",
+        rf"usual types .'{QUERY}' is of type torch.float8_e4m3fn.; save its state dict alone, as safetensors, in float32",
     ),
     "sparse": (
         "bert",
@@ -292,7 +292,11 @@ REFUSED: dict[str, tuple[str, Edit, str]] = {
     "an old pickle": ("bert", old_pickle, "not a whole file of torch 1.6 or later; save it anew"),
     "a cut file": ("bert", content("pytorch_model.bin", b"PK\x03\x04" * 9), "not a whole file of torch 1.6"),
     "a damaged file": ("bert", flip, "damaged .the checksum of .* is wrong"),
-    "objects": ("bert", objects, "holds objects that only running code opens, .*; save its state dict alone"),
+    "objects": (
+        "bert",
+        objects,
+        "holds more than plain values and tensors of usual types .*; save its state dict alone",
+    ),
     "a list of tensors": (
         "bert",
         lambda folder: torch.save([torch.ones(2)], folder / "pytorch_model.bin"),

@@ -401,5 +401,5 @@ def test_an_accepted_start_is_recorded_with_what_changed_and_a_refused_one_is_no
     config.write_bytes(b"{{{: \0")
     third = protperf(*arguments, "trainer.max_steps=5", cwd=tmp_path)
     assert third.returncode == 0
-    assert "config.yaml: not a configuration" in third.stderr
+    assert "config.yaml: not a run's configuration" in third.stderr
     assert "model_dim: 16" in config.read_text()

@@ -187,6 +187,16 @@ def test_a_damaged_gzip_table_is_one_line(tmp_path: Path, damage: str):
         write_tables(tmp_path / "table", PrepareOptions(clusters=str(path)))
 
 
+def test_a_line_without_end_is_one_line_with_its_number(tmp_path: Path):
+    path = tmp_path / "c.tsv"
+    path.write_bytes(b"a\tb\n" + b"c" * (1 << 21))
+    (tmp_path / "table").mkdir()
+    with pytest.raises(
+        FormatError, match=r"c\.tsv:2: a line of more than 1 MiB, .*; give text with one row a line"
+    ):
+        write_tables(tmp_path / "table", PrepareOptions(clusters=str(path)))
+
+
 MEASURED = """
 import sys
 from pathlib import Path

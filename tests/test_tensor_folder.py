@@ -11,6 +11,7 @@ import pytest
 import torch
 from embedding_outputs import DIM, HOSTILE_IDS, content, describe, make, write
 
+from protperf.formats import FormatError
 from protperf.formats.embeddings import Embedding
 from protperf.tensor_folder import INDEX, TensorFolder, check_replaceable, file_name
 
@@ -92,6 +93,28 @@ def test_every_id_comes_back_exactly_from_a_safe_and_unique_name(tmp_path: Path)
 )
 def test_name_of_a_file(label: str, seen: set[str], expected: str):
     assert file_name(label, 9, seen) == expected
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "../a.pt", "/tmp/a.pt", "a\0b"])
+def test_what_an_interruption_left_names_files_of_its_folder_alone(tmp_path: Path, name: str):
+    protein = Embedding("protein", "protein", 5, np.zeros(DIM, np.float32))
+
+    def begin() -> None:
+        with TensorFolder(tmp_path / "out", [describe()]) as folder:
+            folder.add(0, [protein])
+            folder.commit()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    (table,) = (
+        path for path in (tmp_path / ".out.partial").iterdir() if b"num_residues" in path.read_bytes()
+    )
+    whole = b"protein.pt\tprotein\tprotein\t"
+    changed = f"{name}\tprotein\tprotein{' ' * (len('protein.pt') - len(name))}\t".encode()
+    table.write_bytes(table.read_bytes().replace(whole, changed))
+    with pytest.raises(FormatError, match=r"names a file outside its folder, '.*'; --force starts out anew$"):
+        begin()
 
 
 def test_only_a_folder_written_here_is_ever_replaced(tmp_path: Path):

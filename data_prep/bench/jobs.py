@@ -29,8 +29,9 @@ from data_prep.options import PrepareOptions
 from data_prep.prepare import prepare
 from data_prep.reading import PartReader
 from data_prep.synthetic import write_fasta
-from protperf.formats.blocks import BLOCK_BYTES, BlockParser, cut_records
+from protperf.formats.blocks import BlockParser
 from protperf.formats.counts import Counts
+from protperf.formats.cutting import BLOCK_BYTES, cut_records
 from protperf.formats.records import Policy
 from protperf.formats.shards import ShardSet
 from protperf.formats.sizes import estimate_text_bytes

@@ -9,10 +9,10 @@ from typing import Any
 
 from protperf.checkpoint.files import BEST_NAME
 from protperf.checkpoint.loading import MODEL_DIR, TrainedModel
-from protperf.config import read_record
 from protperf.formats import FormatError
 from protperf.formats.manifest import Manifest, read_manifest
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
+from protperf.formats.run_config import read_run_config
 
 CONFIG_NAME = "config.yaml"
 """The configuration of a run, in its folder."""
@@ -72,7 +72,7 @@ def _run_dir(checkpoint: Path) -> Path | None:
 
 def _read_settings(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        return read_record(path)
+        return read_run_config(path, remedy="the card says nothing of it")
     except (ValueError, OSError):
         return {}
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from protperf import __version__
-from protperf.checkpoint.pickles import read_tensors
+from protperf.checkpoint.pickles import Refusal, read_tensors
 from protperf.config import ModelConfig, ObjectiveConfig, to_dict
 from protperf.formats import FormatError
 from protperf.vocab import VOCABULARY, check_fingerprint
@@ -102,7 +102,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         FormatError: damaged, or not one of ours.
         ValueError: of another vocabulary.
     """
-    foreign = "not a checkpoint of `protperf train`, or cut short; give another one"
+    foreign = Refusal("not a checkpoint of `protperf train`, or cut short", "give another one")
     content: dict[str, Any] = read_tensors(path, cut=foreign, objects=foreign)
     _check_entries(path, content, tuple(_ENTRIES))
     _check_entries(path, content[ENTRY], tuple(_DESCRIPTION))

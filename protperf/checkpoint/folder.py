@@ -20,7 +20,7 @@ from torch import Tensor
 from protperf.batches import is_out_of_memory
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes, temporary_path
-from protperf.formats.json_files import LARGEST, read_json
+from protperf.formats.json_files import read_json
 from protperf.vocab import check_fingerprint
 
 FORMAT = "protperf-model"
@@ -30,6 +30,9 @@ WEIGHTS_NAME = "model.safetensors"
 CARD_NAME = "model_card.md"
 INDEX_NAME = "model.safetensors.index.json"
 """What transformers writes where it cuts weights into several files."""
+
+LARGEST_HEADER = 16 << 20
+"""Bytes of what describes the tensors in a `model.safetensors`: those of 36 layers take 50,000."""
 
 PREFIX = "model."
 """What the names of a model's weights begin with, in these folders as in checkpoints."""
@@ -147,7 +150,7 @@ def read_weights(weights_path: Path) -> dict[str, Tensor]:
     """
     with open(weights_path, "rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
-    if header_bytes > LARGEST:
+    if header_bytes > LARGEST_HEADER:
         raise FormatError(
             f"{weights_path}: not a whole safetensors file (a header of {header_bytes:,} bytes); give another one"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,17 @@ from protperf.checkpoint.folder import (
     read_folder,
     read_weights,
 )
-from protperf.checkpoint.room import check_room
-from protperf.config import ModelConfig, ObjectiveConfig, check_types
+from protperf.config import ModelConfig, ObjectiveConfig
 from protperf.formats import FormatError, one_line
+from protperf.formats.typed import check_types
 from protperf.model import ProteinModel
+from protperf.weights import num_weights
 
 MODEL_DIR = "model"
 """Name of the folder inside a run's in which its best model is written to be shared."""
+
+_FACTOR, _FREE = 2, 1 << 24
+"""A model may be so much larger than its file, and so many numbers besides: what does not fit is then named by its key."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,12 @@ def check_description(about: dict[str, Any], *, shapes: Iterable[torch.Size], pl
         FormatError: of a model that this protperf does not know, or that these weights cannot fill.
     """
     config, objective = _configs_of(about, place=place)
-    check_room(config, causal=objective.kind == "causal", shapes=shapes, place=place)
+    asked = num_weights(config, causal=objective.kind == "causal")
+    found = sum(math.prod(shape) for shape in shapes)  # of Python's numbers: a file may claim any
+    if asked > _FACTOR * found + _FREE:
+        raise FormatError(
+            f"{place}: its configuration asks for {asked:,} numbers, the file holds {found:,}; give the configuration of these weights"
+        )
 
 
 def _configs_of(about: dict[str, Any], *, place: str) -> tuple[ModelConfig, ObjectiveConfig]:

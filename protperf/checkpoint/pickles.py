@@ -10,8 +10,10 @@ from __future__ import annotations
 import pickletools
 import re
 import zipfile
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +34,10 @@ _NAMES = re.compile(
 )
 """What state dicts, optimizers and loops are made of, besides Python's own values. What fills memory is not among it:
 `bytearray`, `torch.FloatTensor` and others take a size."""
+_UNTYPED = "torch.storage UntypedStorage"
+_NEW_TYPES = re.compile(r"torch ((?:u?int|b?float|bits)\w{1,30})")
+"""Types for which torch writes untyped storages, which it would make of any size that a file asks for."""
+_STEPS_OF_A_TENSOR = 64
 _REFUSED = {
     "EXT1",
     "EXT2",
@@ -46,7 +52,23 @@ _REFUSED = {
 }
 
 
-def read_tensors(path: Path, *, cut: str, objects: str) -> Any:
+class Refusal(NamedTuple):
+    """What to say of a file that is not taken.
+
+    Attributes:
+        what: what is wrong with it.
+        remedy: what to do.
+    """
+
+    what: str
+    remedy: str
+
+    def of(self, path: Path, reason: object = "") -> FormatError:
+        """Return the error for a file, with what was found in it."""
+        return FormatError(f"{path}: {self.what}{reason and f' ({reason})'}; {self.remedy}")
+
+
+def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
     """Return the content of a file: values, containers and dense tensors on the CPU, none larger than the file.
 
     Args:
@@ -63,49 +85,64 @@ def read_tensors(path: Path, *, cut: str, objects: str) -> Any:
             archive = zipfile.ZipFile(file)
             members = archive.infolist()
         except Exception as error:  # on foreign bytes it fails in any way
-            raise FormatError(f"{path}: {cut}") from error
+            raise cut.of(path) from error
         _check_members(path, members, cut)
         try:
             damaged = archive.testzip()  # torch does not compare the checksums
             pickles = [archive.read(each) for each in members if each.filename.lower().endswith(_PICKLE)]
         except Exception as error:
-            raise FormatError(f"{path}: {cut}") from error
+            raise cut.of(path) from error
     if damaged:
         raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
-    if len(pickles) != 1 or len({each.filename.lower() for each in members}) < len(members):
-        raise FormatError(f"{path}: {cut}")  # torch, to which cases are the same, could take another one
+    if not pickles:
+        raise cut.of(path)
+    if len(pickles) > 1 or len({each.filename.lower() for each in members}) < len(members):
+        # torch, to which cases are the same, could take another one
+        raise cut.of(path, "it has two pickles, or two members of one name")
     try:
         _check_pickle(pickles[0])
         # mapped: a rank that only asks for an entry need not hold the weights
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return _plain(content, path.stat().st_size, {})
     except FormatError as error:
-        raise FormatError(f"{path}: {objects} ({error})") from error
+        raise objects.of(path, error) from error
     except Exception as error:  # on foreign bytes the unpickler fails in any way
         if is_out_of_memory(error):
             raise
-        raise FormatError(f"{path}: {objects}") from error
+        raise objects.of(path) from error
 
 
-def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: str) -> None:
+def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: Refusal) -> None:
     """Raise unless all members of an archive lie in it as they are, one behind the other."""
     size = path.stat().st_size
     packed = [each for each in members if each.compress_type != zipfile.ZIP_STORED]
     if packed or any(each.compress_size != each.file_size for each in members):
-        raise FormatError(f"{path}: {cut} (its members are packed, which torch.save does not do)")
+        raise cut.of(path, "its members are packed, which torch.save does not do")
     pickle_bytes = sum(each.file_size for each in members if each.filename.lower().endswith(_PICKLE))
     if sum(each.file_size for each in members) > size or pickle_bytes > LARGEST_PICKLE:
-        raise FormatError(f"{path}: {cut} (its members claim more bytes than it has, or its pickle too many)")
+        raise cut.of(path, "its members claim more bytes than it has, or its pickle too many")
 
 
 def _check_pickle(data: bytes) -> None:
     """Raise unless a pickle names nothing but what tensors are made of."""
-    for steps, (operation, argument, _) in enumerate(pickletools.genops(data)):
+    key, operations = "", pickletools.genops(data)
+    for steps, (operation, argument, _) in enumerate(operations):
+        if operation.name == "BINUNICODE" and argument != "storage":
+            key = str(argument)
         if operation.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
-            raise FormatError(f"it names {argument}")
+            new_type = _new_type(operations) if argument == _UNTYPED else ""
+            raise FormatError(f"{key!r} is of type {new_type}" if new_type else f"it names {argument}")
         other = operation.name == "PROTO" and argument != _PROTOCOL
         if operation.name in _REFUSED or other or steps > MOST_STEPS:
             raise FormatError(f"it has {operation.name} {argument} at step {steps:,}")
+
+
+def _new_type(operations: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> str:
+    """Return the type of the tensor that begins with these instructions, if it is one without a storage of its own."""
+    for operation, argument, _ in islice(operations, _STEPS_OF_A_TENSOR):
+        if operation.name == "GLOBAL" and (found := _NEW_TYPES.fullmatch(str(argument))):
+            return f"torch.{found[1]}"
+    return ""
 
 
 def _plain(found: Any, size: int, done: dict[int, Any]) -> Any:

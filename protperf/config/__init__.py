@@ -6,13 +6,12 @@ A key's way: `conf/GROUP/NAME.yaml` -> Hydra -> `from_section` -> a field here -
 from collections.abc import Mapping
 
 from protperf.config import logger, model, objective, optim, trainer
-from protperf.config.checks import check_types, from_section, to_dict
+from protperf.config.checks import from_section, to_dict
 from protperf.config.data import DataConfig
 from protperf.config.logger import LoggerConfig
 from protperf.config.model import ModelConfig
 from protperf.config.objective import ObjectiveConfig
 from protperf.config.optim import OptimConfig
-from protperf.config.record import read_record
 from protperf.config.trainer import TrainerConfig
 
 __all__ = [
@@ -24,9 +23,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimConfig",
     "TrainerConfig",
-    "check_types",
     "from_section",
-    "read_record",
     "to_dict",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -31,28 +31,6 @@ def from_section(config_class: type[ConfigT], section: DictConfig | dict[str, An
 def to_dict(config: Any) -> dict[str, Any]:
     """Return a configuration dataclass as a plain dict, as checkpoints hold it."""
     return asdict(config)
-
-
-def check_types(config: Any) -> None:
-    """Raise a `ValueError` unless all values have the types of their fields: a file may hold any.
-
-    Args:
-        config: a configuration dataclass; a whole number will do for a float.
-    """
-    for name, kind in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        if not _is_of(value, kind):
-            expected = (
-                getattr(kind, "__name__", kind) if get_origin(kind) is None else "a list of whole numbers"
-            )
-            raise ValueError(f"{type(config).__name__}.{name} is {value!r}, not of type {expected}")
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    """Return whether a value is of a field's type: a whole number will do for a float, true and false for nothing else."""
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(type(each) is get_args(kind)[0] for each in value)
-    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 def check_choices(config: Any, choices: Mapping[str, tuple[str, ...]]) -> None:

@@ -10,11 +10,15 @@ from torch import Tensor
 
 from protperf.checkpoint import find_checkpoint
 from protperf.checkpoint.folder import CONFIG_NAME, FORMAT, INDEX_NAME, MODEL_TYPE, WEIGHTS_NAME, read_weights
-from protperf.checkpoint.pickles import read_tensors
+from protperf.checkpoint.pickles import Refusal, read_tensors
 from protperf.convert.layouts import Source
 from protperf.convert.tokens import ESM_ALPHABET
 from protperf.formats import FormatError
-from protperf.formats.json_files import LARGEST, read_json
+from protperf.formats.bounded import read_within
+from protperf.formats.json_files import read_json
+
+LARGEST_VOCABULARY = 1 << 20
+"""Bytes of text with a token a line: of proteins a few hundred, of words half as many."""
 
 PICKLE_NAME = "pytorch_model.bin"
 _PICKLES = (".bin", ".pt", ".pth")
@@ -128,8 +132,14 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     """
     content = read_tensors(
         path,
-        cut="not a whole file of torch 1.6 or later; save it anew: torch.save(torch.load(FILE, weights_only=True), FILE)",
-        objects="holds objects that only running code opens, or numbers of 8 bits; save its state dict alone, as safetensors",
+        cut=Refusal(
+            "not a whole file of torch 1.6 or later",
+            "save it anew: torch.save(torch.load(FILE, weights_only=True), FILE)",
+        ),
+        objects=Refusal(
+            "holds more than plain values and tensors of usual types",
+            "save its state dict alone, as safetensors, in float32",
+        ),
     )
     if isinstance(content, dict) and isinstance(content.get("model"), dict):  # fairseq's checkpoints
         content = content["model"]
@@ -150,7 +160,11 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
     if path.suffix != ".json":
         try:
             with open(path, "rb") as file:
-                return tuple(file.read(LARGEST).decode().rstrip("\n").split("\n"))
+                too_large = (
+                    f"{path}: more than {LARGEST_VOCABULARY >> 20} MiB; give a file with a token a line"
+                )
+                text = read_within(LARGEST_VOCABULARY, file, refusal=too_large).decode()
+                return tuple(text.rstrip("\n").split("\n"))
         except UnicodeDecodeError as error:
             raise FormatError(f"{path}: not text ({error}); give a file with a token a line") from None
     content = _read_object(path)

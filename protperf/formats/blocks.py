@@ -13,18 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protperf.formats import FormatError
 from protperf.formats.counts import LONGEST_KNOWN, Counts, settle
+from protperf.formats.cutting import LongRecord
 from protperf.formats.headers import WHITE_SPACE, first_word
 from protperf.formats.lines import raw_records
 from protperf.formats.records import Policy, RawRecord, Record, Skipped
 from protperf.vocab import INVALID, VOCABULARY
-
-BLOCK_BYTES = 1 << 20
-"""Text parsed at once: what fits into a core's cache."""
-
-LONGEST_RECORD = 8 << 20
-"""Bytes of text of one record, 80 times the longest protein known: a gzip file of a megabyte may hold one of a gigabyte."""
 
 _MARK, _LF = ord(">"), ord("\n")
 _BOS = bytes([VOCABULARY.bos])
@@ -33,73 +27,6 @@ _WHITE_SPACE = WHITE_SPACE.encode()
 _IS_WHITE = np.isin(np.arange(256), np.frombuffer(_WHITE_SPACE, np.uint8))
 _TABLE = bytes(VOCABULARY.bos if byte == _MARK else token for byte, token in enumerate(VOCABULARY.table))
 _NUCLEOTIDES = VOCABULARY.encode("ACGTUN").tobytes()
-
-
-def cut_records(pieces: Iterator[bytes], size: int, *, source: str = "<text>") -> Iterator[bytes]:
-    """Cut text into blocks that end where a record does; where the cuts lie depends on nothing but text and `size`.
-
-    Args:
-        pieces: the text, cut anywhere.
-        size: bytes of a block at most, if no record is longer.
-        source: the file's name in messages.
-
-    Yields:
-        Blocks that start with a header, the first one maybe with other text before it; together they are the text.
-
-    Raises:
-        FormatError: a record, or what stands before the first, is longer than `LONGEST_RECORD`.
-    """
-    held: list[bytes] = []
-    num_held = searched = 0
-    for piece in pieces:
-        held.append(piece)
-        num_held += len(piece)
-        place = piece.rfind(b"\n>", 0, max(0, size - (num_held - len(piece)))) if num_held >= size else -1
-        if place >= 0 and held[0].startswith(b">"):  # as below, without joining what is cut again
-            yield b"".join((*held[:-1], piece[: place + 1]))
-            held, num_held, searched = [piece[place + 1 :]], len(piece) - place - 1, 0
-        while num_held >= size:
-            text = held[0] if len(held) == 1 else b"".join(held)
-            first = 0 if text.startswith(b">") else _next_start(text, 1)
-            end = 0
-            if first or text.startswith(b">"):
-                end = _last_start(text, first, size) or _next_start(text, max(searched, size, first + 1))
-            _check_record(end or num_held, source)
-            if not end:
-                held, searched = [text], len(text) - 1
-                break
-            yield text[:end]
-            held, num_held, searched = [text[end:]], num_held - end, 0
-    _check_record(num_held, source)
-    rest = b"".join(held)
-    if rest:
-        yield rest
-
-
-def _check_record(size: int, source: str) -> None:
-    if size > LONGEST_RECORD:
-        raise FormatError(
-            f"{source}: a record of more than {LONGEST_RECORD >> 20} MiB of text; no protein is so long (nucleotides? a damaged file?)"
-        )
-
-
-def _last_start(text: bytes, first: int, stop: int) -> int:
-    """Return the place of the last record after the one at `first` that begins before `stop`, 0 if there is none."""
-    return (text.rfind(b"\n>", first, stop) + 1) or (text.rfind(b"\r>", first, stop) + 1)
-
-
-def _next_start(text: bytes, start: int) -> int:
-    """Return the place of the first record at or after `start`, which is at least 1; 0 if there is none."""
-    places = [text.find(mark, start - 1) + 1 for mark in (b"\n>", b"\r>")]
-    return min((place for place in places if place), default=0)
-
-
-def count_lines(text: bytes) -> int:
-    """Return the number of line ends (LF, CRLF or CR)."""
-    lines = int(np.count_nonzero(np.frombuffer(text, np.uint8) == _LF))
-    if b"\r" in text:
-        lines += text.count(b"\r") - text.count(b"\r\n")
-    return lines
 
 
 def is_like_nucleotides(tokens: bytes) -> bool:
@@ -184,12 +111,14 @@ class BlockParser:
         self.line = first_line
         self.unit = unit
 
-    def parse(self, text: bytes) -> Block:
+    def parse(self, text: bytes | LongRecord) -> Block:
         """Return the records of a block, see `cut_records`.
 
         Raises:
             FormatError: text but no header at all.
         """
+        if isinstance(text, LongRecord):
+            return self._leave_out(text)
         if b"\r" in text and text.count(b"\r") != text.count(b"\r\n"):
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if not text.endswith(b"\n"):
@@ -218,6 +147,17 @@ class BlockParser:
         if odd.any() or not starts:
             block = self._with_odd(block, np.flatnonzero(odd).tolist() if starts else [0])
         return block
+
+    def _leave_out(self, long: LongRecord) -> Block:
+        """Return a block without a record that is too long."""
+        first_line, self.line = self.line, self.line + long.lines
+        lines = io.StringIO(long.start.decode("latin-1"), newline=None)
+        skipped = [
+            each if isinstance(each, Skipped) else each.too_long(long.size)
+            for each in raw_records(lines, self.place, self.counts.repair, first_line=first_line)
+        ]
+        none = np.empty(0, np.int64)
+        return Block(b"", none, none, skipped, b"", self.place, first_line, none, [], [])
 
     def _with_odd(self, block: Block, odd: list[int]) -> Block:
         """Read odd records line by line and put the accepted ones into their places."""

@@ -1,7 +1,7 @@
 """Read protein sequences one record at a time: FASTA first, UniProt and GenBank files too.
 
-The way of a record: bytes -> `streams` (decompressed, known by the first bytes) -> `blocks` (many records at once; odd
-ones line by line through `lines`) or `flatfiles` -> `records.judge` (the policy) -> `Record` with tokens, or `Skipped`
+The way of a record: bytes -> `streams` (decompressed, known by the first bytes) -> `cutting` and `blocks` (many records at
+once; odd ones line by line through `lines`) or `flatfiles` -> `records.judge` (the policy) -> `Record` with tokens, or `Skipped`
 with a reason. Memory holds one block of 1 MB, or one record if it is longer.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from protperf.formats import FormatError
-from protperf.formats.blocks import BLOCK_BYTES, BlockParser, cut_records, is_like_nucleotides
+from protperf.formats.blocks import BlockParser, is_like_nucleotides
 from protperf.formats.counts import Counts, settle
+from protperf.formats.cutting import BLOCK_BYTES, cut_records
 from protperf.formats.records import Policy, Record, Skipped
 from protperf.formats.skipped import SkippedTable
 from protperf.formats.streams import Advance, SequenceStream, check_inputs, open_stream, progress_bar

@@ -39,9 +39,10 @@ def entries(stream: SequenceStream) -> Iterator[RawRecord]:
     """
     is_xml = stream.kind == "uniprot-xml"
     encoding = "utf-8" if is_xml else "latin-1"
-    stream.entry_limit = LARGEST_GENOME if stream.kind == "genbank-cds" else LARGEST_ENTRY
+    most = LARGEST_GENOME if stream.kind == "genbank-cds" else LARGEST_ENTRY
+    stream.begin_entry(1, most=most)
     for number, entry in enumerate(_parsed(stream), 1):
-        stream.entry_bytes = 0
+        stream.begin_entry(number + 1, most=most)
         if entry.annotations.get("molecule_type") not in ("protein", None):
             raise FormatError(
                 f"{stream.place}: entry {number} is nucleotide in a file that begins with proteins; split the file"

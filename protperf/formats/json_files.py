@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from protperf.formats import FormatError
+from protperf.formats.bounded import read_within
 
-LARGEST = 16 << 20
+LARGEST_JSON = 16 << 20
 """Bytes. What the densest JSON becomes in memory is about 25 times its text; a manifest of 40,000 shards is smaller."""
 
 
@@ -20,13 +21,12 @@ def read_json(path: Path, *, remedy: str) -> Any:
         remedy: what to do about one that is none, for the message.
 
     Raises:
-        FormatError: not JSON, nested without end, or larger than `LARGEST`.
+        FormatError: not JSON, nested without end, or larger than `LARGEST_JSON`.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise FormatError(f"{path}: more than {LARGEST >> 20} MiB, too large for JSON read here; {remedy}")
+        too_large = f"{path}: more than {LARGEST_JSON >> 20} MiB, too large for JSON read here; {remedy}"
+        data = read_within(LARGEST_JSON, file, refusal=too_large)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

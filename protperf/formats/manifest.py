@@ -16,7 +16,8 @@ from typing import Any
 
 from protperf.formats import FormatError
 from protperf.formats.commit import commit_bytes
-from protperf.formats.json_files import read_json
+from protperf.formats.json_files import LARGEST_JSON, read_json
+from protperf.formats.own_files import check_names
 from protperf.formats.typed import build
 from protperf.vocab import VOCABULARY, check_fingerprint
 
@@ -214,10 +215,44 @@ def dataset_digest(shards: list[ShardEntry]) -> str:
 
 
 def write_manifest(dataset_dir: Path, manifest: Manifest) -> None:
-    """Write `manifest.json` by rename; this makes the folder a dataset, so it comes last."""
+    """Write `manifest.json` by rename; this makes the folder a dataset, so it comes last.
+
+    Raises:
+        ValueError: it would be larger than what is read of one.
+    """
     head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-    text = json.dumps({**head, **dataclasses.asdict(manifest)}, indent=1, ensure_ascii=False)
-    commit_bytes(dataset_dir / MANIFEST_NAME, (text + "\n").encode())
+    data = _as_json({**head, **dataclasses.asdict(manifest)})
+    _check_size(len(data), len(manifest.inputs), len(manifest.shards))
+    commit_bytes(dataset_dir / MANIFEST_NAME, data)
+
+
+def check_fits(inputs: list[InputEntry], num_shards: int) -> None:
+    """Refuse a dataset whose manifest would be larger than what is read of one, before it is made.
+
+    Args:
+        inputs: the files read.
+        num_shards: shards of all splits, as far as they are known.
+
+    Raises:
+        ValueError: it would be.
+    """
+    shard = ShardEntry("train-00000-of-00000.h5", "train", 10**8, 10**4, 10**12, "0" * 64)
+    files = _as_json({"inputs": [dataclasses.asdict(each) for each in inputs]})
+    shards = num_shards * len(_as_json({"shards": [dataclasses.asdict(shard)]}))
+    _check_size(len(files) + shards, len(inputs), num_shards)
+
+
+def _as_json(data: dict[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _check_size(size: int, num_inputs: int, num_shards: int) -> None:
+    """Raise if a manifest has more bytes than are read."""
+    if size > LARGEST_JSON:
+        raise ValueError(
+            f"{num_inputs:,} inputs and {num_shards:,} shards: their manifest takes {size / (1 << 20):.1f} MiB, at most "
+            f"{LARGEST_JSON >> 20} MiB are read; join files of sequences (cat), or ask for larger shards (--shard-windows)"
+        )
 
 
 def read_manifest(dataset_dir: Path | str) -> Manifest:
@@ -246,9 +281,8 @@ def read_manifest(dataset_dir: Path | str) -> Manifest:
 
 def _check_claims(path: Path, manifest: Manifest) -> None:
     """Raise unless names stay inside the folder and windows inside their files, so that no number asks for more than is there."""
-    _check_names(
-        path, [*(shard.file for shard in manifest.shards), manifest.ngrams.file], "prepare the dataset again"
-    )
+    names = [*(shard.file for shard in manifest.shards), manifest.ngrams.file]
+    check_names(path, names, remedy="prepare the dataset again")
     if not 1 <= manifest.window <= MAX_WINDOW:
         raise FormatError(
             f"{path}: damaged manifest (window is {manifest.window}, allowed: 1 to {MAX_WINDOW}); prepare the dataset again"
@@ -267,13 +301,6 @@ def _check_claims(path: Path, manifest: Manifest) -> None:
             )
 
 
-def _check_names(path: Path, names: list[str], remedy: str) -> None:
-    """Raise unless all names are of files in the manifest's own folder."""
-    outside = [name for name in names if name != Path(name).name or name in ("", "..") or "\0" in name]
-    if outside:
-        raise FormatError(f"{path}: names a file outside its folder, {outside[0]!r}; {remedy}")
-
-
 def list_files(dataset_dir: Path) -> list[str]:
     """Return the names of the files that the manifest names, itself last: what may be replaced with the dataset.
 
@@ -289,7 +316,7 @@ def list_files(dataset_dir: Path) -> list[str]:
         names += map(str, data.get("extras", []))
     except (KeyError, TypeError) as error:
         raise FormatError(f"{path}: damaged manifest ({error!r}); move the folder away") from None
-    _check_names(path, names, "move the folder away")
+    check_names(path, names, remedy="move the folder away")
     return [*names, MANIFEST_NAME]
 
 

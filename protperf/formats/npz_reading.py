@@ -12,10 +12,11 @@ from typing import IO, Any
 import numpy as np
 
 from protperf.formats import FormatError
-from protperf.formats.unpacking import LARGEST
 
 LONGEST_TEXT = 1 << 20
 """Letters of a text, of which none is known that has a thousandth."""
+LARGEST_PACKED = 256 << 20
+"""Bytes that a compressed array of numbers may unpack to; one that lies in its archive as it is may have any number."""
 _TOGETHER_BYTES = 1 << 22
 
 
@@ -32,8 +33,8 @@ def read_numbers(archive: zipfile.ZipFile, name: str, *, shape: tuple[int, ...],
         ValueError: it is another array; other errors as `zipfile` has them.
     """
     info = archive.getinfo(name)
-    if info.compress_type != zipfile.ZIP_STORED and info.file_size > LARGEST:
-        raise ValueError(f"{name} unpacks to more than {LARGEST >> 20} MiB")
+    if info.compress_type != zipfile.ZIP_STORED and info.file_size > LARGEST_PACKED:
+        raise ValueError(f"{name} unpacks to more than {LARGEST_PACKED >> 20} MiB")
     with archive.open(name) as member:
         found, dtype = _header_of(archive, name, member)
         if found != shape or dtype.kind not in kinds:

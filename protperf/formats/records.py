@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from protperf.formats.headers import WHITE_SPACE, parse_header
+from protperf.formats.cutting import LONGEST_RECORD
+from protperf.formats.headers import WHITE_SPACE, first_word, parse_header
 from protperf.vocab import INVALID, VOCABULARY
 
 REASONS = {
@@ -24,6 +25,7 @@ REASONS = {
     "mask_token": "only `protperf embed` and `protperf generate --fill` take it, as one mask token",
     "header_mark": "a line end is missing before '>'",
     "tag": "a name in brackets is never read as residues",
+    "too_much_text": "no protein is so long: give the proteins of a contig, or get the file again",
     "empty": "",
     "no_name": "",
     "text_before_header": "",
@@ -166,6 +168,8 @@ class Skipped:
         if self.reason == "empty":
             found = f" (found {quoted(self.found)})" if self.found else ""
             return f"{record} is empty{found}; allowed: at least one residue"
+        if self.reason == "too_much_text":
+            return f"{record} has {self.found}; allowed: {LONGEST_RECORD >> 20} MiB; {REASONS[self.reason]}"
         where = "column" if self.unit == "line" else "residue"
         return (
             f"{record} has {quoted(self.found)} at {where} {self.column}; "
@@ -207,6 +211,13 @@ class RawRecord:
         """Say why this record is left out and where the fault is."""
         line, column = (self.line, None) if verdict.offset is None else self.place_of(verdict.offset)
         return Skipped(self.path, line, record_id, column, verdict.reason, verdict.found, self.unit)
+
+    def too_long(self, size: int) -> Skipped:
+        """Leave this record out, of whose text of so many bytes only the header is there."""
+        record_id = first_word(decoded(self.header)[0].strip(WHITE_SPACE))
+        return Skipped(
+            self.path, self.line, record_id, None, "too_much_text", f"{size:,} bytes of text", self.unit
+        )
 
 
 @dataclass(frozen=True)

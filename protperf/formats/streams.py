@@ -109,8 +109,6 @@ class SequenceStream(io.RawIOBase):
         place: the input's name in messages.
         kind: `fasta`, or the name of a `Bio.SeqIO` format: `swiss`, `uniprot-xml`, `genbank`, `genbank-cds`.
         tail: the last bytes handed out so far.
-        entry_limit: bytes that may be handed out before somebody sets `entry_bytes` to 0 again; `None`: any number.
-        entry_bytes: bytes handed out since.
 
     Raises:
         FormatError: the first bytes say that this is no sequence text (binary, zstd, an HTML page, ...).
@@ -123,8 +121,8 @@ class SequenceStream(io.RawIOBase):
         self.place = place
         self.kind = _kind_of(head, place)
         self.tail = b""
-        self.entry_limit: int | None = None
-        self.entry_bytes = 0
+        self._entry, self._entry_bytes = 0, 0
+        self._most: int | None = None
         self._pieces = chain([head], rest)
         self._rest = memoryview(b"")
 
@@ -141,14 +139,19 @@ class SequenceStream(io.RawIOBase):
             self._rest = memoryview(piece)
             self.tail = (self.tail + piece[-64:])[-64:]
         size = min(len(buffer), len(self._rest))
-        self.entry_bytes += size
-        if self.entry_limit is not None and self.entry_bytes > self.entry_limit:
+        self._entry_bytes += size
+        if self._most is not None and self._entry_bytes > self._most:
             raise FormatError(
-                f"{self.place}: an entry of more than {self.entry_limit >> 20} MiB; no protein has one, is the file damaged?"
+                f"{self.place}: entry {self._entry} has more than {self._most >> 20} MiB of text, which no protein has; "
+                "get the file again, or take this entry out"
             )
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
+
+    def begin_entry(self, number: int, *, most: int) -> None:
+        """Say which entry is read from here on; of more text than `most` bytes it is a `FormatError`."""
+        self._entry, self._entry_bytes, self._most = number, 0, most
 
     def pieces(self) -> Iterator[bytes]:
         """Iterate over the bytes as they come, without a copy."""

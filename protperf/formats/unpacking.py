@@ -7,8 +7,9 @@ import io
 import zlib
 
 from protperf.formats import FormatError
+from protperf.formats.bounded import read_within
 
-LARGEST = 256 << 20
+LARGEST_UNPACKED = 256 << 20
 """Bytes of text out of a compressed file that is read whole; the largest table of ProteinGym has half as many."""
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -22,17 +23,15 @@ def unpacked(data: bytes, place: str) -> bytes:
         place: its name, for messages.
 
     Raises:
-        FormatError: damaged, or more than `LARGEST` bytes unpacked.
+        FormatError: damaged, or more than `LARGEST_UNPACKED` bytes unpacked.
     """
     if not data.startswith(GZIP_MAGIC):
         return data
+    too_large = (
+        f"{place}: {len(data):,} bytes of gzip unpack to more than {LARGEST_UNPACKED >> 20} MiB; unpack it first (gzip -d) "
+        "if that is meant to be"
+    )
     try:
-        text = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LARGEST + 1)
+        return read_within(LARGEST_UNPACKED, gzip.GzipFile(fileobj=io.BytesIO(data)), refusal=too_large)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FormatError(f"{place}: damaged gzip file ({error}); copy or download it again") from error
-    if len(text) > LARGEST:
-        raise FormatError(
-            f"{place}: {len(data):,} bytes of gzip unpack to more than {LARGEST >> 20} MiB; unpack it first (gzip -d) "
-            "if that is meant to be"
-        )
-    return text

@@ -186,7 +186,7 @@ def _read_text(path: Path | str, place: str) -> str:
 
 def _check_size(text: str, place: str) -> None:
     """Refuse a table that would take very much more memory than its text."""
-    rows = text.count("\n") + text.count("\r")
+    rows = text.count("\n") + text.count("\r") - text.count("\r\n")
     cells = max(text.count(separator) for separator in SEPARATORS)
     if 4 * rows + cells > _MOST_CELLS:
         raise FormatError(

@@ -28,12 +28,13 @@ from protperf.checkpoint.export import export_model
 from protperf.checkpoint.facts import CONFIG_NAME
 from protperf.checkpoint.saving import Checkpoints
 from protperf.checkpoint.stopping import StopRequest
-from protperf.config import read_record, to_dict
+from protperf.config import to_dict
 from protperf.data import WindowData
 from protperf.formats import FormatError, one_line
 from protperf.formats.commit import commit_bytes
 from protperf.formats.manifest import check_lengths
 from protperf.formats.metrics_file import METRICS_NAME, read_metrics
+from protperf.formats.run_config import read_run_config
 from protperf.loggers import CheckpointSender, build_loggers
 from protperf.model import ProteinModel
 from protperf.task import LanguageModelTask
@@ -323,8 +324,11 @@ def record_settings(settings: Settings) -> None:
     path = settings.run_dir / CONFIG_NAME
     try:
         changes = _changes(path, values) if path.exists() else []
-    except (ValueError, OSError) as error:
-        log.warning("%s; written anew", error)
+    except FormatError as error:
+        log.warning("%s", error)
+        changes = []
+    except OSError as error:
+        log.warning("%s: %s; it is written anew", path, error.strerror or error)
         changes = []
     if changes:
         log.info("other settings than at the last start: %s", ", ".join(changes))
@@ -336,7 +340,7 @@ def record_settings(settings: Settings) -> None:
 
 def _changes(path: Path, values: dict[str, Any]) -> list[str]:
     """Return what differs from the configuration of the start before."""
-    before = read_record(path)
+    before = read_run_config(path, remedy="it is written anew")
     return [
         one_line(f"{section}.{key} {old} -> {new}")
         for section, keys in values.items()

@@ -1,43 +1,17 @@
-"""How many numbers a model has, from its configuration alone: asked before a file's claims become memory.
+"""How many weights a model has, from its configuration alone: asked before a file's claims become memory.
 
 Axis letters: `D` model width, `F` feed-forward width, `H` heads, `K` head width, `V` vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from protperf.attention import PROJECTED, Hashing
 from protperf.config import ModelConfig
-from protperf.formats import FormatError
 from protperf.vocab import VOCABULARY
 
-_FACTOR, _FREE = 2, 1 << 24
-"""A model may be so much larger than its file, and so many numbers besides: what does not fit is then named by its key."""
 
-
-def check_room(config: ModelConfig, *, causal: bool, shapes: Iterable[Any], place: str) -> None:
-    """Refuse a configuration that asks for very much more numbers than there are weights for.
-
-    Args:
-        config: of the model.
-        causal: whether it is a causal one.
-        shapes: of the weights.
-        place: the file's name, for the message.
-
-    Raises:
-        FormatError: it does.
-    """
-    asked, found = num_numbers(config, causal=causal), sum(_product(shape) for shape in shapes)
-    if asked > _FACTOR * found + _FREE:
-        raise FormatError(
-            f"{place}: its configuration asks for {asked:,} numbers, the file holds {found:,}; give the configuration of these weights"
-        )
-
-
-def num_numbers(config: ModelConfig, *, causal: bool) -> int:
-    """Return how many numbers the state dict of a `ProteinModel` holds."""
+def num_weights(config: ModelConfig, *, causal: bool) -> int:
+    """Return how many numbers the state dict of a `ProteinModel` holds: its parameters, drawn projections, the count of redraws."""
     dim, vocabulary = config.model_dim, len(VOCABULARY)
     found = vocabulary * dim + 1  # the embedding, and the number of the redraw
     found += config.max_positions * dim if config.positions == "learned" else 0
@@ -75,11 +49,3 @@ def _beside_attention(config: ModelConfig) -> int:
     dim, inner = config.model_dim, config.feedforward_dim
     into = 2 * inner if config.feedforward == "swiglu" else inner
     return 4 * dim + into * dim + inner * dim + (into + dim) * config.biases
-
-
-def _product(shape: Any) -> int:
-    """Return the number of numbers of a shape, exactly: a file may claim any."""
-    found = 1
-    for size in shape:
-        found *= int(size)
-    return found
