@@ -15,7 +15,7 @@ from fuzz_edits import Edit, dump, edit_bytes, edit_json
 
 from protperf.formats.embedding_merge import WRITERS
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
-from protperf.formats.hdf5_bytes import lookup3_of
+from protperf.formats.hdf5_checksum import lookup3_of
 from protperf.formats.manifest import Manifest, RecordCounts, SplitStats, dataset_digest, write_manifest
 from protperf.formats.ngrams import NgramCounter, write_ngrams
 from protperf.formats.shard_writer import shard_name, write_shard

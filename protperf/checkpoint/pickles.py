@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickletools
 import re
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from protperf.batches import is_out_of_memory
 from protperf.formats import FormatError
+from protperf.formats.foreign import is_of_system
 
 LARGEST_PICKLE = 16 << 20
 """Bytes of what describes the tensors: those of 36 layers with Adam's state take 124,000, in 40,000 instructions."""
@@ -63,12 +65,16 @@ def read_tensors(path: Path, *, cut: str, objects: str) -> Any:
             archive = zipfile.ZipFile(file)
             members = archive.infolist()
         except Exception as error:  # on foreign bytes it fails in any way
+            if is_of_system(error):
+                raise
             raise FormatError(f"{path}: {cut}") from error
         _check_members(path, members, cut)
         try:
             damaged = archive.testzip()  # torch does not compare the checksums
             pickles = [archive.read(each) for each in members if each.filename.lower().endswith(_PICKLE)]
         except Exception as error:
+            if is_of_system(error):
+                raise
             raise FormatError(f"{path}: {cut}") from error
     if damaged:
         raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
@@ -76,12 +82,22 @@ def read_tensors(path: Path, *, cut: str, objects: str) -> Any:
         raise FormatError(f"{path}: {cut}")  # torch, to which cases are the same, could take another one
     try:
         _check_pickle(pickles[0])
+    except FormatError as error:
+        raise FormatError(f"{path}: {objects} ({error})") from error
+    except (ValueError, LookupError, OverflowError, struct.error) as error:  # of `pickletools`
+        raise FormatError(f"{path}: {objects}") from error
+    try:
         # mapped: a rank that only asks for an entry need not hold the weights
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # on foreign bytes the unpickler fails in any way
+        if is_out_of_memory(error) or is_of_system(error):
+            raise
+        raise FormatError(f"{path}: {objects}") from error
+    try:
         return _plain(content, path.stat().st_size, {})
     except FormatError as error:
         raise FormatError(f"{path}: {objects} ({error})") from error
-    except Exception as error:  # on foreign bytes the unpickler fails in any way
+    except RuntimeError as error:  # containers without end, tensors of which torch says less than it should
         if is_out_of_memory(error):
             raise
         raise FormatError(f"{path}: {objects}") from error
