@@ -16,7 +16,7 @@ import numpy as np
 from protperf.formats import FormatError
 from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Entry, Value
 from protperf.formats.embeddings import Embedding, info_from
-from protperf.formats.foreign import first_line
+from protperf.formats.foreign import as_format_error
 from protperf.formats.npz_reading import open_archive, read_numbers, read_texts, shape_of
 from protperf.formats.zip_bytes import DEFLATED, Member, append_directory, local_header
 
@@ -136,25 +136,23 @@ class NpzFile:
     def _open(self) -> None:
         """Read all but the arrays of the proteins."""
         unreadable = f"{self.path}: no readable embedding file"
-        self._file = open_archive(self._raw, self.path.stat().st_size, unreadable)
-        self._keys = sorted(filter(_KEY.fullmatch, map(_key_of, self._file.namelist())))
-        try:
-            self.attributes = json.loads(read_texts(self._file, _name("about"), unreadable, count=1)[0])
-        except FormatError:
-            raise
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{unreadable} ({first_line(error)})") from None
+        with as_format_error(unreadable):
+            self._file = open_archive(self._raw, self.path.stat().st_size)
+            self._keys = sorted(filter(_KEY.fullmatch, map(_key_of, self._file.namelist())))
+            self.attributes = json.loads(read_texts(self._file, _name("about"), count=1)[0])
         self.info = info_from(self.attributes, self.path)
         count, promised = len(self._keys), self.attributes["num_records"]
-        shape = shape_of(self._file, _name("num_residues"), unreadable)
+        with as_format_error(unreadable):
+            shape = shape_of(self._file, _name("num_residues"))
         if count != promised or shape != (count,):
             raise FormatError(
                 f"{self.path}: holds {count} proteins where it promises {promised}; embed again"
             )
-        self._lengths = read_numbers(self._file, _name("num_residues"), unreadable, shape=shape, kinds="u")
-        self._ids, self._headers = (
-            read_texts(self._file, _name(key), unreadable, count=count) for key in ("ids", "headers")
-        )
+        with as_format_error(unreadable):
+            self._lengths = read_numbers(self._file, _name("num_residues"), shape=shape, kinds="u")
+            self._ids, self._headers = (
+                read_texts(self._file, _name(key), count=count) for key in ("ids", "headers")
+            )
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -162,8 +160,8 @@ class NpzFile:
     def __getitem__(self, index: int) -> Embedding:
         key = self._keys[index]
         length = int(self._lengths[index])
-        damaged = f"{self.path}: entry {key!r} is damaged"
-        array = read_numbers(self._file, _name(key), damaged, shape=self.info.shape(length), kinds="f")
+        with as_format_error(f"{self.path}: entry {key!r} is damaged"):
+            array = read_numbers(self._file, _name(key), shape=self.info.shape(length), kinds="f")
         return Embedding(self._ids[index], self._headers[index], length, array)
 
     def __iter__(self) -> Iterator[Embedding]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protperf.formats import FormatError
 from protperf.formats.commit import sync_file
 from protperf.formats.embedding_writers import EmbeddingWriter, Entry, Value
 from protperf.formats.embeddings import VECTORS, Embedding, EmbeddingInfo, info_from
-from protperf.formats.foreign import first_line, foreign_bytes
+from protperf.formats.foreign import as_format_error, foreign_bytes
 from protperf.formats.partial_output import named
 
 if TYPE_CHECKING:
@@ -160,14 +159,11 @@ class ParquetFile:
         if not self.path.is_file():
             raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
         pq = import_pyarrow()
-        unreadable = f"{path}: no readable embedding file"
-        with foreign_bytes(unreadable):
-            self._file = pq.ParquetFile(self.path)
-            metadata = self._file.schema_arrow.metadata or {}
-        try:
+        with as_format_error(f"{path}: no readable embedding file"):
+            with foreign_bytes():
+                self._file = pq.ParquetFile(self.path)
+                metadata = self._file.schema_arrow.metadata or {}
             self.attributes = json.loads(metadata.get(_METADATA, b"null"))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{unreadable} ({first_line(error)})") from None
         self.info = info_from(self.attributes, self.path)
 
     def __len__(self) -> int:
@@ -186,15 +182,16 @@ class ParquetFile:
         """Yield the number of each protein in the whole input, and the protein."""
         for group in range(self._file.num_row_groups):
             damaged = f"{self.path}: row group {group} is damaged"
-            with foreign_bytes(damaged):
+            with as_format_error(damaged), foreign_bytes():
                 table = self._file.read_row_group(group)
                 texts = [table[name].to_pylist() for name in ("id", "header", "num_residues", "number")]
             for row, (record_id, header, length, number) in enumerate(zip(*texts, strict=True)):
-                if [type(each) for each in (record_id, header, length, number)] != [str, str, int, int]:
-                    raise FormatError(f"{damaged} (what row {row} says of its protein is of other types)")
-                shape = self.info.shape(length)
-                with foreign_bytes(damaged):
-                    array = _numbers_of(table["embedding"][row], self.info.dtype).reshape(shape)
+                with as_format_error(damaged):
+                    if [type(each) for each in (record_id, header, length, number)] != [str, str, int, int]:
+                        raise ValueError(f"what row {row} says of its protein is of other types")
+                    with foreign_bytes():
+                        numbers = _numbers_of(table["embedding"][row], self.info.dtype)
+                    array = numbers.reshape(self.info.shape(length))
                 yield number, Embedding(record_id, header, length, array)
 
     def close(self) -> None:

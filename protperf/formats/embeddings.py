@@ -274,5 +274,5 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
     names = [field.name for field in fields(EmbeddingInfo) if field.name in attributes]
     try:
         return build(EmbeddingInfo, {name: attributes[name] for name in names})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise FormatError(f"{path}: no readable embedding file ({error})") from None

@@ -1,4 +1,7 @@
-"""Libraries that read foreign bytes fail in any way: their errors become one line, those of the system stay what they are."""
+"""Errors on foreign bytes become one line: those of libraries, which fail in any way, and those of our own code, which fails in few.
+
+What the system could not read stays an `OSError`, a lack of memory a `MemoryError`, and a plain mistake in our own code what it is.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,30 @@ from protperf.formats import FormatError
 
 
 @contextmanager
-def foreign_bytes(text: str) -> Iterator[None]:
-    """Make one line of whatever a library raises; for as few calls as can be, since it hides mistakes of ours too.
-
-    Args:
-        text: beginning of the message.
-
-    Raises:
-        FormatError: as said; one that is raised within passes as it is.
-        MemoryError: raised within.
-        OSError: the system could not read, see `is_of_system`.
-    """
+def foreign_bytes() -> Iterator[None]:
+    """Make a `ValueError` of whatever a library raises; for as few calls as can be, since it would hide mistakes of ours."""
     try:
         yield
-    except (FormatError, MemoryError):
+    except (ValueError, MemoryError):
         raise
     except Exception as error:
         if is_of_system(error):
             raise
+        raise ValueError(first_line(error)) from error
+
+
+@contextmanager
+def as_format_error(text: str) -> Iterator[None]:
+    """Make one line of what our own code says of foreign bytes; a line of ours passes.
+
+    Args:
+        text: beginning of the message.
+    """
+    try:
+        yield
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{text} ({first_line(error)})") from error
 
 

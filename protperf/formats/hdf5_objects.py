@@ -91,7 +91,10 @@ class Source:
         length, address, number = struct.unpack("<IQI", reference)
         if not length:
             return b""
-        start, size = self.collection(address)[number]
+        found = self.collection(address)
+        if number not in found:
+            raise ValueError(f"no value {number} in the collection at {address}")
+        start, size = found[number]
         if length * item_bytes > size:
             raise ValueError(f"a value of {length:,} items has {size:,} bytes")
         return self.at(start, length * item_bytes)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protperf.formats import FormatError
+from protperf.formats.foreign import first_line
 from protperf.formats.hdf5_format import (
     ATTRIBUTE,
     ATTRIBUTE_INFO,
@@ -45,9 +46,10 @@ from protperf.formats.hdf5_objects import (
     root_of,
     value_of,
 )
-from protperf.formats.unpacking import LARGEST
 
 _DEFLATE, _SHUFFLE = 1, 2
+_LARGEST_PACKED = 256 << 20
+"""Bytes that a packed array, or a chunk of any, may unpack to."""
 _FAULTS = (ValueError, LookupError, OverflowError, RecursionError, struct.error, zlib.error)
 """What this code meets on foreign bytes. Whatever else is raised is a mistake of ours, or the system could not read."""
 
@@ -117,8 +119,8 @@ class Hdf5File:
         except FormatError:
             raise
         except _FAULTS as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise FormatError(f"{self.path}: {what or self._unreadable} ({said}); {self._remedy}") from None
+            text = f"{self.path}: {what or self._unreadable} ({first_line(error)}); {self._remedy}"
+            raise FormatError(text) from None
 
     def names(self) -> list[str]:
         """Return the names of what lies at the root: in the order of creation where the file keeps it, else sorted."""
@@ -173,7 +175,7 @@ class Hdf5File:
             if dataset.dtype not in ("<f4", "<f2"):
                 raise ValueError(f"numbers of type {dataset.dtype}; allowed: <f4, <f2")
             size = math.prod(dataset.shape) * np.dtype(dataset.dtype).itemsize
-            if size > (LARGEST if dataset.filters else self._source.size):
+            if size > (_LARGEST_PACKED if dataset.filters else self._source.size):
                 raise ValueError(
                     f"it claims {size:,} bytes, packed" if dataset.filters else f"it claims {size:,} bytes"
                 )
@@ -283,7 +285,7 @@ def _dataset_of(name: str, messages: list[Message]) -> Dataset:
         (address,) = struct.unpack_from("<Q", layout, 3)
         *chunks_found, _ = struct.unpack_from(f"<{layout[2]}I", layout, 11)
         chunks = tuple(chunks_found)
-        if len(chunks) != len(shape) or not 0 < math.prod(chunks) * kind.size <= LARGEST:
+        if len(chunks) != len(shape) or not 0 < math.prod(chunks) * kind.size <= _LARGEST_PACKED:
             raise ValueError(f"an array {shape} in chunks of {chunks}")
     elif layout[1] == CHUNKED:
         raise ValueError(

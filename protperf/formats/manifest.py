@@ -236,12 +236,10 @@ def read_manifest(dataset_dir: Path | str) -> Manifest:
             f"{path}: dataset format version {version!r}; this protperf reads 1 to {FORMAT_VERSION}: upgrade protperf, or prepare the dataset again"
         )
     try:
-        if "fingerprint" not in data:
-            raise ValueError("no fingerprint of Manifest")
-        manifest = build(Manifest, data)
-    except ValueError as error:
-        raise FormatError(f"{path}: damaged manifest ({error}); prepare the dataset again") from None
-    check_fingerprint(manifest.fingerprint, str(path))
+        check_fingerprint(str(data["fingerprint"]), str(path))
+        manifest = _parse(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path}: damaged manifest ({error!r}); prepare the dataset again") from None
     _check_claims(path, manifest)
     return manifest
 
@@ -315,6 +313,18 @@ def _load(path: Path) -> dict[str, Any]:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise FormatError(f"{path}: not a protperf dataset's manifest (format {found!r}, not {FORMAT!r})")
     return data
+
+
+def _parse(data: dict[str, Any]) -> Manifest:
+    """Build the dataclasses; keys that a later version may have added are ignored."""
+    nested = {
+        "inputs": [build(InputEntry, entry) for entry in data["inputs"]],
+        "counts": build(RecordCounts, data["counts"]),
+        "splits": {split: build(SplitStats, stats) for split, stats in data["splits"].items()},
+        "shards": [build(ShardEntry, entry) for entry in data["shards"]],
+        "ngrams": build(NgramEntry, data["ngrams"]),
+    }
+    return build(Manifest, {**data, **nested})
 
 
 def check_lengths(

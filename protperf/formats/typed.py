@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -10,37 +9,27 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-def build(cls: type[_T], data: Any) -> _T:
+def build(cls: type[_T], data: Mapping[str, Any]) -> _T:
     """Return a dataclass from the keys of `data` that are its fields; keys that it does not know are passed over.
 
-    A field that is a dataclass, or a list or a dict of some, is built likewise.
-
     Raises:
-        ValueError: `data` is no mapping, a field is missing that has no default, or one is of another type.
+        TypeError: one is missing that has no default, or is of another type.
     """
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{cls.__name__} is {str(data)[:60]!r}")
     kinds = typing.get_type_hints(cls)
-    found = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every caller gives a dataclass
-        if field.name in data:
-            found[field.name] = _as(data[field.name], kinds[field.name], f"{field.name} of {cls.__name__}")
-        elif field.default is field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"no {field.name} of {cls.__name__}")
+    found = {name: data[name] for name in kinds if name in data}
+    for name, value in found.items():
+        if not _is_of(value, kinds[name]):
+            raise TypeError(f"{name} of {cls.__name__} is {str(value)[:60]!r}")
     return cls(**found)
 
 
-def _as(value: Any, kind: Any, name: str) -> Any:
-    """Return a value as the type that a field says; true is no number."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+def _is_of(value: Any, kind: Any) -> bool:
+    """Return whether a value is of the type that a field says; true is no number."""
     if kind is Any:
-        return value
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return build(kind, value)
-    if origin is list and isinstance(value, list):
-        return [_as(each, inner[0], name) for each in value]
-    if origin is dict and isinstance(value, dict):
-        return {key: _as(each, inner[1], name) for key, each in value.items()}
-    if origin in (list, dict) or not any(type(value) is each for each in inner or (kind,)):
-        raise ValueError(f"{name} is {str(value)[:60]!r}")
-    return value
+        return True
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is list:
+        return isinstance(value, list) and all(_is_of(each, inner[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_of(each, inner[1]) for each in value.values())
+    return any(type(value) is each for each in inner or (kind,))
