@@ -121,6 +121,14 @@ def sequence_key(residues: str) -> str:
     return sha256(f"{residues}_{len(residues)}".encode()).hexdigest()
 
 
+_ABOUT_FILE = (
+    "format",
+    "format_version",
+    "num_records",
+    "num_residues",
+    *(each.name for each in fields(EmbeddingInfo)),
+)
+"""Attributes that are of the types that docs/formats.md says; there may be others of any type."""
 _ABOUT_PROTEIN = ("original_id", "header", "num_residues")
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
@@ -146,9 +154,13 @@ class EmbeddingFile:
             raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
         self._file = Hdf5File(self.path, unreadable="no readable embedding file", remedy="embed again")
         try:
-            found = self._file.attributes()
+            found = {**self._file.attributes(), **self._file.attributes(names=_ABOUT_FILE)}
             self._lengths = found.pop("num_residues", None)
-            self.attributes = {name: value for name, value in found.items() if isinstance(value, str | int)}
+            self.attributes = {
+                name: value
+                for name, value in found.items()
+                if name in _ABOUT_FILE or isinstance(value, str | int)
+            }
             self.info = info_from(self.attributes, self.path)
             self._keys = self._file.names()
             promised = self.attributes["num_records"]
@@ -255,7 +267,7 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
         ValueError: made with another vocabulary.
     """
     found = attributes.get("format") if isinstance(attributes, dict) else None
-    if found != FORMAT:
+    if not isinstance(found, str) or found != FORMAT:
         raise FormatError(f"{path}: no embedding file of protperf (its format is {found!r}, not {FORMAT!r})")
     for name in ("format_version", "num_records"):
         if type(attributes.get(name, 0)) is not int:
