@@ -100,7 +100,8 @@ def own_mistake(error: BaseException) -> BaseException | None:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(each.__traceback__)]
         if not isinstance(each, MISTAKES) or not codes or not codes[-1].co_filename.startswith(SOURCES):
             continue
-        if (Path(codes[-1].co_filename).name, codes[-1].co_name) not in TRIED:
+        named = next(code for code in reversed(codes) if not code.co_name.startswith("<"))  # no comprehension
+        if (Path(named.co_filename).name, named.co_name) not in TRIED:
             return each
     return None
 
