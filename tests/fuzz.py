@@ -29,11 +29,24 @@ from hostile import limit_memory
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+import data_prep
+import protperf
 from protperf.formats import FormatError
 
 MOST_MEMORY = 1 << 30
 SECONDS_AN_INPUT = 20
 MEMORY_DISK = "/dev/shm"
+MISTAKES = (AttributeError, TypeError, NameError, AssertionError)
+"""What no foreign byte leads to in code that checks before it uses."""
+SOURCES = tuple(str(Path(module.__file__ or "").parent) + os.sep for module in (protperf, data_prep))
+TRIED = {
+    ("typed.py", "build"): "says with a `TypeError` that a value is of another type",
+    ("typed.py", "_check"): "likewise",
+    ("manifest.py", "_parse"): "takes JSON to be of its form, and says so where it is not",
+    ("checks.py", "check_range"): "compares a value before its type is looked at",
+    ("loading.py", "_configs_of"): "gives keys of a file as keywords",
+}
+"""Functions that try a file's values, so that their mistakes are the file's."""
 _TOGETHER = 500
 """Inputs of one child."""
 
@@ -63,12 +76,43 @@ def judge(target: Any, kind: int, chosen: Any, folder: Path) -> str:
             warnings.simplefilter("error")
             target.read(folder)
     except ValueError as error:
+        if mistake := own_mistake(error):
+            return f"hidden behind a line: {_describe(mistake)}"
         text = str(error)
         own = isinstance(error, FormatError) or type(error) is ValueError
         if not (own and text.startswith(str(folder)) and "\n" not in text and len(text) < 3000):
             return _describe(error)
     except BaseException as error:
         return _describe(error)
+    return ""
+
+
+def own_mistake(error: BaseException) -> BaseException | None:
+    """Return the plain mistake of ours from which an error was made, if any: what was raised in a line of protperf itself."""
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or each in seen:
+            continue
+        seen.append(each)
+        waiting += [each.__cause__, each.__context__]
+        codes = [frame.f_code for frame, _ in traceback.walk_tb(each.__traceback__)]
+        if not isinstance(each, MISTAKES) or not codes or not codes[-1].co_filename.startswith(SOURCES):
+            continue
+        named = next(code for code in reversed(codes) if not code.co_name.startswith("<"))  # no comprehension
+        if (Path(named.co_filename).name, named.co_name) not in TRIED:
+            return each
+    return None
+
+
+def check_whole(target: Any, folder: Path) -> str:
+    """Let a target read whole files; return what was found, nothing if they hold what is expected."""
+    folder.mkdir()
+    try:
+        target.check(folder)
+    except Exception as error:
+        return f"whole files: {_describe(error)}"
     return ""
 
 
@@ -118,6 +162,9 @@ def run_many(name: str, inputs: int, first: int = 0) -> dict[str, Any]:
         tempfile.mkdtemp(prefix="fuzz", dir=MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None)
     )
     target = make_target(name, scratch / "whole")
+    if what := check_whole(target, scratch / "checked"):
+        figures["findings"][what] = "as they are"
+        figures["counts"][what] = 1
     _warm(target, scratch)
     start, number = time.monotonic(), first
     while figures["inputs"] < inputs:

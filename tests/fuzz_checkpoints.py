@@ -24,6 +24,7 @@ from protperf.checkpoint.export import export_model
 from protperf.convert.files import is_pretrained
 from protperf.convert.sources import load_pretrained
 from protperf.convert.tokens import ESM_ALPHABET
+from protperf.vocab import VOCABULARY
 
 _GLOBALS = (
     *(
@@ -157,7 +158,23 @@ def make_checkpoints(folder: Path) -> Target:
         else:
             load_model(path)
 
-    return Target("checkpoints", write, read)
+    def check(_: Path) -> None:
+        for path, content in zip((*whole, shared), (*contents, contents[0]), strict=True):
+            found = load_model(path).model.state_dict()
+            for name, weight in found.items():
+                assert torch.equal(weight, content["state_dict"][f"model.{name}"]), f"{path}: {name}"
+        residue, row = VOCABULARY.tokens.index("L"), ESM_ALPHABET.index("L")
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            place = folder / name
+            place.mkdir(exist_ok=True)
+            for file in ("config.json", name):
+                shutil.copy(foreign / file, place)
+            embedding = load_pretrained(place, heads=2).trained.model.state_dict()["embedding.weight"]
+            rows = torch.load(foreign / "pytorch_model.bin", weights_only=True)
+            expected = rows["encoder.sentence_encoder.embed_tokens.weight"][row]
+            torch.testing.assert_close(embedding[residue], expected)
+
+    return Target("checkpoints", write, read, check)
 
 
 def _foreign(folder: Path) -> Path:

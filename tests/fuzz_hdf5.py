@@ -15,7 +15,7 @@ from fuzz_edits import Edit, dump, edit_bytes, edit_json
 
 from protperf.formats.embedding_merge import WRITERS
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
-from protperf.formats.hdf5_bytes import lookup3_of
+from protperf.formats.hdf5_checksum import lookup3_of
 from protperf.formats.manifest import Manifest, RecordCounts, SplitStats, dataset_digest, write_manifest
 from protperf.formats.ngrams import NgramCounter, write_ngrams
 from protperf.formats.shard_writer import shard_name, write_shard
@@ -41,25 +41,27 @@ HDF5_WORDS = (
 )
 _CHECKED = (b"\x89HDF\r\n\x1a\n\2", b"FRHP", b"BTHD", b"BTLF", b"BTIN", b"FHIB", b"OHDR\2")
 
+WINDOWS_TEXT = "MKTAYI MSDNQL ACDEFGHIKLMNP"
+_STREAM = b"".join(
+    bytes([VOCABULARY.bos, *VOCABULARY.encode(text), VOCABULARY.eos]) for text in WINDOWS_TEXT.split()
+)
+WINDOWS = np.frombuffer(_STREAM.ljust(48, bytes([VOCABULARY.pad])), np.uint8).reshape(3, 16)
+"""Of each of the two shards."""
+
 
 def whole_dataset(folder: Path) -> Path:
     """Write a dataset of two shards that `prepare --check` takes, but for the order of its proteins."""
     folder.mkdir(parents=True)
-    stream = b"".join(
-        bytes([VOCABULARY.bos, *VOCABULARY.encode(text), VOCABULARY.eos])
-        for text in ("MKTAYI", "MSDNQL", "ACDEFGHIKLMNP")
-    )
     counter = NgramCounter()
-    counter.add(np.frombuffer(stream * 2, np.uint8))
-    padded = np.frombuffer(stream.ljust(48, bytes([VOCABULARY.pad])), np.uint8).reshape(3, 16)
+    counter.add(np.frombuffer(_STREAM * 2, np.uint8))
     entries = [
-        write_shard(folder / shard_name("train", index, 2), padded, split="train", index=index, num_shards=2)
+        write_shard(folder / shard_name("train", index, 2), WINDOWS, split="train", index=index, num_shards=2)
         for index in (0, 1)
     ]
     empty = {split: SplitStats(0, 0, 0, 0, {}) for split in ("valid", "test", "ood")}
     stats = SplitStats(6, 50, 62, 6, {"6": 4, "12": 2})
     letters = VOCABULARY.tokens[: VOCABULARY.num_residues]
-    tokens = np.bincount(np.frombuffer(stream * 2, np.uint8), minlength=36).tolist()
+    tokens = np.bincount(np.frombuffer(_STREAM * 2, np.uint8), minlength=36).tolist()
     write_manifest(
         folder,
         Manifest(

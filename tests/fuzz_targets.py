@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import math
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from fuzz_edits import Edit, edit_bytes, edit_text
 from fuzz_hdf5 import edit_hdf5, edit_shards, whole_dataset, whole_embeddings
+from fuzz_whole import check_sequences, check_shards, check_table
 
 from protperf.formats.embedding_merge import open_embeddings
 from protperf.formats.fasta import Policy, SequenceReader
@@ -61,6 +63,19 @@ ORIGIN
 //
 """
 TABLE = 'mutant,mutated_sequence,DMS_score,note\nM1A,AKTAYIAKQR,0.5,a\nK2A:R10W,MATAYIAKQW,-1e3,"b, c"\n\nWT,MKTAYIAKQR,,d\n'
+EXPECTED = ["M1A", "K2A:R10W", ""], [0.5, -1e3, math.nan]
+SEQUENCES = {
+    FASTA: [
+        ("sp|P01308|INS_HUMAN", "MALWMRLLPLLALLALWGPDPAAAFVNQHL"),
+        ("q2", "MKTAYI"),
+        ("UniRef90_P1", "MKXTA"),
+        ("gi|1|gb|AAA.1|", "MK<mask>TA"),
+    ],
+    SWISS: [("P00001", "MKTAYI")],
+    XML: [("P00001", "MKTAYI")],
+    GENBANK: [("AAA00001.1", "MKTAYIAKQ")],
+}
+"""What is in the whole files; gaps are dropped and digits read as X."""
 MUTANTS = ("A23C:C45D", "M1A", "wt", " R10W : K2A ", "A-3C", "A000000001C", "A23del", "p.Ala23Val")
 _PACKERS: Sequence[Callable[[bytes], bytes]] = (
     bytes,
@@ -79,11 +94,13 @@ class Target(NamedTuple):
         name: of it.
         write: makes a hostile file in a folder; a number chooses the whole one.
         read: reads it; a `ValueError` of ours, or nothing.
+        check: reads whole files in a folder; an `AssertionError` unless they hold what is expected.
     """
 
     name: str
     write: Callable[[int, Sequence[Edit], Path], None]
     read: Callable[[Path], None]
+    check: Callable[[Path], None]
 
 
 def write_sequences(seed: int, chosen: Sequence[Edit], folder: Path) -> None:
@@ -189,7 +206,7 @@ def make_shards(folder: Path) -> Target:
         for error in failed:
             raise error
 
-    return Target("shards", write, read)
+    return Target("shards", write, read, lambda _: check_shards(dataset, embeddings))
 
 
 def read_windows(folder: Path) -> None:
@@ -229,7 +246,17 @@ def edit_member(
 
 
 TARGETS: dict[str, Callable[[Path], Target]] = {
-    "sequences": lambda folder: Target("sequences", write_sequences, read_sequences),
+    "sequences": lambda folder: Target(
+        "sequences",
+        write_sequences,
+        read_sequences,
+        lambda place: check_sequences(place / "in", SEQUENCES, _PACKERS[:-1]),
+    ),
     "shards": make_shards,
-    "mutations": lambda folder: Target("mutations", write_table, read_table),
+    "mutations": lambda folder: Target(
+        "mutations",
+        write_table,
+        read_table,
+        lambda place: check_table(place / "in", TABLE, *EXPECTED),
+    ),
 }

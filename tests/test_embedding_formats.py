@@ -226,10 +226,12 @@ def test_biotrainer_itself_loads_a_file(tmp_path: Path):
             np.testing.assert_array_equal(found[key].numpy(), protein.array)
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("mean", False), ("per_tok", True)])
-def test_files_of_version_1_are_read(kind: str, rows: bool):
-    """Written by protperf 0.1.0 before version 2; the numbers are those that were put in."""
-    with EmbeddingFile(KEPT / f"embeddings_v1_{kind}.h5") as file:
+@pytest.mark.parametrize(
+    ("version", "kind", "rows"), [(1, "mean", False), (1, "per_tok", True), (2, "mean", False)]
+)
+def test_old_files_are_read(version: int, kind: str, rows: bool):
+    """Written by protperf 0.1.0 before version 2, and before headers said where attributes lie; the numbers are those put in."""
+    with EmbeddingFile(KEPT / f"embeddings_v{version}_{kind}.h5") as file:
         found = list(file)
         assert file.info == EmbeddingInfo(kind, 3, "best.ckpt", "0123456789abcdef" * 4, "masked")
     assert [each.id for each in found] == ["sp|P01308|INS_HUMAN", "a/b", "nul\0id"]
@@ -281,7 +283,7 @@ def test_hostile_ids_are_hostile():
 
 
 @pytest.mark.slow
-def test_100_000_vectors_take_a_tenth_more_than_their_numbers_and_flat_memory(tmp_path: Path):
+def test_100_000_vectors_take_a_ninth_more_than_their_numbers_and_flat_memory(tmp_path: Path):
     script = f"""
 import sys
 sys.path.insert(0, {str(REPOSITORY)!r})
@@ -304,6 +306,6 @@ print(max(marks) / marks[0])
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == ""
     assert float(done.stdout) < 1.1
-    assert (tmp_path / "e.h5").stat().st_size < 1.1 * 100_000 * 512 * 4
+    assert (tmp_path / "e.h5").stat().st_size < (1 + 1 / 9) * 100_000 * 512 * 4
     with EmbeddingFile(tmp_path / "e.h5") as file:
         assert (len(file), file[99_999].id, file[77].num_residues) == (100_000, "p99999", 50)

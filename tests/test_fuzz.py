@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import fuzz
 import pytest
 from fuzz import NAMES
+from fuzz_targets import make_shards
 from prepared import REPOSITORY
+
+from protperf.formats import FormatError, hdf5_index, npz_reading, one_line
+from protperf.formats.foreign import as_format_error, foreign_bytes
 
 INPUTS = {"sequences": 2000, "shards": 1500, "checkpoints": 800, "mutations": 1000}
 
@@ -25,3 +31,44 @@ def test_hostile_files_end_in_a_result_or_in_one_clear_line(name: str):
     assert header.split()[:2] == ["reader", "inputs"]
     assert figures.split()[0] == name
     assert int(figures.split()[1].replace(",", "")) == INPUTS[name]
+
+
+NO_EDIT = [(4, 0, 0, 0)]
+"""Nothing is cut out."""
+
+
+def test_a_mistake_of_ours_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = make_shards(tmp_path / "whole")
+    place = tmp_path / "place"
+    place.mkdir()
+    assert fuzz.check_whole(target, tmp_path / "checked") == ""
+    assert {fuzz.judge(target, kind, NO_EDIT, place) for kind in range(0, 12, 2)} == {""}
+
+    def broken(*_: object) -> bytes:
+        raise AttributeError("a plain mistake")
+
+    monkeypatch.setattr(hdf5_index._Heap, "read", broken)
+    monkeypatch.setattr(npz_reading, "_info_of", broken)
+    found = [fuzz.judge(target, kind, NO_EDIT, place) for kind in range(0, 12, 2)]  # kept files have no heap
+    assert sum("AttributeError" in each for each in found) == 4, found
+    assert "AttributeError" in fuzz.check_whole(target, tmp_path / "again")
+
+
+def test_a_mistake_of_ours_is_seen_behind_a_line(tmp_path: Path):
+    def raised(mistake: object) -> FormatError:
+        with pytest.raises(FormatError) as caught, as_format_error("a file"), foreign_bytes():
+            one_line(mistake) if mistake is None else bytes.fromhex(mistake)  # type: ignore[arg-type]
+        return caught.value
+
+    assert isinstance(fuzz.own_mistake(raised(None)), TypeError)  # in a line of protperf
+    assert fuzz.own_mistake(raised("x")) is None  # of a library
+
+
+def test_a_reader_that_refuses_whole_files_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = make_shards(tmp_path / "whole")
+
+    def refuse(*_: object) -> None:
+        raise FormatError(f"{tmp_path}: damaged")
+
+    monkeypatch.setattr(hdf5_index._Heap, "__init__", refuse)
+    assert "whole files: FormatError" in fuzz.check_whole(target, tmp_path / "checked")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickletools
 import re
+import struct
 import zipfile
 from collections.abc import Iterator
 from itertools import islice
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from protperf.batches import is_out_of_memory
 from protperf.formats import FormatError
+from protperf.formats.foreign import is_of_system
 
 LARGEST_PICKLE = 16 << 20
 """Bytes of what describes the tensors: those of 36 layers with Adam's state take 124,000, in 40,000 instructions."""
@@ -85,12 +87,16 @@ def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
             archive = zipfile.ZipFile(file)
             members = archive.infolist()
         except Exception as error:  # on foreign bytes it fails in any way
+            if is_of_system(error):
+                raise
             raise cut.of(path) from error
         _check_members(path, members, cut)
         try:
             damaged = archive.testzip()  # torch does not compare the checksums
             pickles = [archive.read(each) for each in members if each.filename.lower().endswith(_PICKLE)]
         except Exception as error:
+            if is_of_system(error):
+                raise
             raise cut.of(path) from error
     if damaged:
         raise FormatError(f"{path}: damaged (the checksum of {damaged} is wrong); give another one")
@@ -101,12 +107,22 @@ def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
         raise cut.of(path, "it has two pickles, or two members of one name")
     try:
         _check_pickle(pickles[0])
+    except FormatError as error:
+        raise objects.of(path, error) from error
+    except (ValueError, LookupError, OverflowError, struct.error) as error:  # of `pickletools`
+        raise objects.of(path) from error
+    try:
         # mapped: a rank that only asks for an entry need not hold the weights
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # on foreign bytes the unpickler fails in any way
+        if is_out_of_memory(error) or is_of_system(error):
+            raise
+        raise objects.of(path) from error
+    try:
         return _plain(content, path.stat().st_size, {})
     except FormatError as error:
         raise objects.of(path, error) from error
-    except Exception as error:  # on foreign bytes the unpickler fails in any way
+    except RuntimeError as error:  # containers without end, tensors of which torch says less than it should
         if is_out_of_memory(error):
             raise
         raise objects.of(path) from error

@@ -8,7 +8,7 @@ import numpy as np
 
 from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Value
 from protperf.formats.embeddings import VECTORS
-from protperf.formats.hdf5_bytes import SUPERBLOCK_BYTES, Attribute, Dataset, write_datasets, write_root
+from protperf.formats.hdf5_bytes import SUPERBLOCK_BYTES, Attribute, PlacedArray, write_datasets, write_root
 from protperf.formats.hdf5_links import LinkWriter
 
 _MOST_OPAQUE = 60_000
@@ -41,7 +41,7 @@ class H5Writer(EmbeddingWriter):
         write_root(self._partial, links.finish(), found, ordered=ordered)
         self._partial.flush()
 
-    def _datasets(self) -> Iterator[Dataset]:
+    def _datasets(self) -> Iterator[PlacedArray]:
         """Yield the datasets; of equal sequences all but the first have their number behind the key."""
         seen: set[str] = set()
         for entry in self.entries():
@@ -53,4 +53,4 @@ class H5Writer(EmbeddingWriter):
                 texts["number"] = number
                 name = f"{entry.key}_{number}" if entry.key in seen else entry.key
                 seen.add(entry.key)
-            yield Dataset(name.encode(), entry.address, self.info.shape(entry.num_residues), texts)
+            yield PlacedArray(name.encode(), entry.address, self.info.shape(entry.num_residues), texts)

@@ -7,7 +7,6 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
@@ -16,7 +15,8 @@ import numpy as np
 
 from protperf.formats import FormatError
 from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Entry, Value
-from protperf.formats.embeddings import Embedding, first_line, info_from
+from protperf.formats.embeddings import Embedding, info_from
+from protperf.formats.foreign import as_format_error
 from protperf.formats.npz_reading import open_archive, read_numbers, read_texts, shape_of
 from protperf.formats.zip_bytes import DEFLATED, Member, append_directory, local_header
 
@@ -136,19 +136,19 @@ class NpzFile:
     def _open(self) -> None:
         """Read all but the arrays of the proteins."""
         unreadable = f"{self.path}: no readable embedding file"
-        with _as_format_error(unreadable):
+        with as_format_error(unreadable):
             self._file = open_archive(self._raw, self.path.stat().st_size)
             self._keys = sorted(filter(_KEY.fullmatch, map(_key_of, self._file.namelist())))
             self.attributes = json.loads(read_texts(self._file, _name("about"), count=1)[0])
         self.info = info_from(self.attributes, self.path)
         count, promised = len(self._keys), self.attributes["num_records"]
-        with _as_format_error(unreadable):
+        with as_format_error(unreadable):
             shape = shape_of(self._file, _name("num_residues"))
         if count != promised or shape != (count,):
             raise FormatError(
                 f"{self.path}: holds {count} proteins where it promises {promised}; embed again"
             )
-        with _as_format_error(unreadable):
+        with as_format_error(unreadable):
             self._lengths = read_numbers(self._file, _name("num_residues"), shape=shape, kinds="u")
             self._ids, self._headers = (
                 read_texts(self._file, _name(key), count=count) for key in ("ids", "headers")
@@ -160,7 +160,7 @@ class NpzFile:
     def __getitem__(self, index: int) -> Embedding:
         key = self._keys[index]
         length = int(self._lengths[index])
-        with _as_format_error(f"{self.path}: entry {key!r} is damaged"):
+        with as_format_error(f"{self.path}: entry {key!r} is damaged"):
             array = read_numbers(self._file, _name(key), shape=self.info.shape(length), kinds="f")
         return Embedding(self._ids[index], self._headers[index], length, array)
 
@@ -181,17 +181,6 @@ class NpzFile:
         """Close the file."""
         self._file.close()
         self._raw.close()
-
-
-@contextmanager
-def _as_format_error(text: str) -> Iterator[None]:
-    """Make one line of whatever a reader of archives says of foreign bytes; a lack of memory stays one."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise FormatError(f"{text} ({first_line(error)})") from None
 
 
 def _name(key: str) -> str:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protperf.formats import FormatError
 from protperf.formats.commit import sync_file
 from protperf.formats.embedding_writers import EmbeddingWriter, Entry, Value
-from protperf.formats.embeddings import VECTORS, Embedding, EmbeddingInfo, first_line, info_from
+from protperf.formats.embeddings import VECTORS, Embedding, EmbeddingInfo, info_from
+from protperf.formats.foreign import as_format_error, foreign_bytes
 from protperf.formats.partial_output import named
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ class ParquetFile:
 
     Raises:
         ValueError: no such file, made with another vocabulary, or pyarrow is not installed.
-        FormatError: damaged, foreign or newer.
+        FormatError: damaged, foreign or newer; also of what reads later.
+        OSError: the system cannot read it.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -158,13 +159,11 @@ class ParquetFile:
         if not self.path.is_file():
             raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
         pq = import_pyarrow()
-        try:
-            self._file = pq.ParquetFile(self.path)
-            self.attributes = json.loads((self._file.schema_arrow.metadata or {})[_METADATA])
-        except MemoryError:
-            raise
-        except Exception as error:  # on foreign bytes Arrow fails in any way
-            raise FormatError(f"{path}: no readable embedding file ({first_line(error)})") from None
+        with as_format_error(f"{path}: no readable embedding file"):
+            with foreign_bytes():
+                self._file = pq.ParquetFile(self.path)
+                metadata = self._file.schema_arrow.metadata or {}
+            self.attributes = json.loads(metadata.get(_METADATA, b"null"))
         self.info = info_from(self.attributes, self.path)
 
     def __len__(self) -> int:
@@ -182,34 +181,32 @@ class ParquetFile:
     def numbered(self) -> Iterator[tuple[int, Embedding]]:
         """Yield the number of each protein in the whole input, and the protein."""
         for group in range(self._file.num_row_groups):
-            rows = self._rows(group)
-            while True:
-                try:
-                    row = next(rows, None)
-                except MemoryError:
-                    raise
-                except Exception as error:
-                    raise FormatError(
-                        f"{self.path}: row group {group} is damaged ({first_line(error)})"
-                    ) from None
-                if row is None:
-                    break
-                yield row
-
-    def _rows(self, group: int) -> Iterator[tuple[int, Embedding]]:
-        dtype = np.dtype(self.info.dtype)
-        table = self._file.read_row_group(group)
-        texts = [table[name].to_pylist() for name in ("id", "header", "num_residues", "number")]
-        for row, (record_id, header, length, number) in enumerate(zip(*texts, strict=True)):
-            values = table["embedding"][row].values
-            while hasattr(values, "flatten") and values.type.num_fields:
-                values = values.flatten()
-            array = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
-            yield number, Embedding(record_id, header, length, array.reshape(self.info.shape(length)))
+            damaged = f"{self.path}: row group {group} is damaged"
+            with as_format_error(damaged), foreign_bytes():
+                table = self._file.read_row_group(group)
+                texts = [table[name].to_pylist() for name in ("id", "header", "num_residues", "number")]
+            for row, (record_id, header, length, number) in enumerate(zip(*texts, strict=True)):
+                with as_format_error(damaged):
+                    if [type(each) for each in (record_id, header, length, number)] != [str, str, int, int]:
+                        raise ValueError(f"what row {row} says of its protein is of other types")
+                    with foreign_bytes():
+                        numbers = _numbers_of(table["embedding"][row], self.info.dtype)
+                    array = numbers.reshape(self.info.shape(length))
+                yield number, Embedding(record_id, header, length, array)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _numbers_of(value: Any, dtype: str) -> np.ndarray:
+    """Return the numbers of lists, or of lists of lists, in one row."""
+    value = getattr(value, "values", None)
+    while hasattr(value, "flatten") and value.type.num_fields:
+        value = value.flatten()
+    if value is None:
+        raise ValueError("no numbers")
+    return value.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
 
 
 def import_pyarrow() -> Any:

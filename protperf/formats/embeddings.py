@@ -9,6 +9,7 @@ Axis letters: `L` residues of a protein, `D` width of the model, `V` vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from hashlib import sha256
@@ -19,7 +20,7 @@ import numpy as np
 
 from protperf import __version__
 from protperf.formats import FormatError
-from protperf.formats.hdf5_reading import Hdf5File
+from protperf.formats.hdf5_reading import Dataset, Hdf5File
 from protperf.formats.typed import build
 from protperf.vocab import VOCABULARY, check_fingerprint
 
@@ -120,6 +121,18 @@ def sequence_key(residues: str) -> str:
     return sha256(f"{residues}_{len(residues)}".encode()).hexdigest()
 
 
+_ABOUT_FILE = (
+    "format",
+    "format_version",
+    "num_records",
+    "num_residues",
+    *(each.name for each in fields(EmbeddingInfo)),
+)
+"""Attributes that are of the types that docs/formats.md says; there may be others of any type."""
+_ABOUT_PROTEIN = ("original_id", "header", "num_residues")
+_NUMBER = re.compile(r"[0-9]{1,20}")
+
+
 class EmbeddingFile:
     """An embedding file for reading, protein by protein; a context manager.
 
@@ -127,11 +140,12 @@ class EmbeddingFile:
 
     Attributes:
         info: what the numbers are.
-        attributes: all that the file says of itself.
+        attributes: the texts and integers that the file says of itself.
 
     Raises:
         ValueError: no such file, or made with another vocabulary.
-        FormatError: damaged, foreign or newer.
+        FormatError: damaged, foreign or newer; also of what reads later.
+        OSError: the system cannot read it.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -140,15 +154,22 @@ class EmbeddingFile:
             raise ValueError(f"{path}: no such file; give what `protperf embed` wrote")
         self._file = Hdf5File(self.path, unreadable="no readable embedding file", remedy="embed again")
         try:
-            self.attributes = self._file.attributes()
+            found = {**self._file.attributes(), **self._file.attributes(names=_ABOUT_FILE)}
+            self._lengths = found.pop("num_residues", None)
+            self.attributes = {
+                name: value
+                for name, value in found.items()
+                if name in _ABOUT_FILE or isinstance(value, str | int)
+            }
             self.info = info_from(self.attributes, self.path)
             self._keys = self._file.names()
-            self._lengths = self.attributes.pop("num_residues", None)
             promised = self.attributes["num_records"]
             if len(self._keys) != promised:
                 raise FormatError(
                     f"{path}: holds {len(self._keys)} proteins where it promises {promised}; embed again"
                 )
+            if self._lengths is not None and not _are_lengths(self._lengths, promised):
+                raise FormatError(f"{path}: its num_residues is no list of {promised} integers; embed again")
         except BaseException:
             self._file.close()
             raise
@@ -159,14 +180,11 @@ class EmbeddingFile:
     def __getitem__(self, index: int) -> Embedding:
         key = self._keys[index]
         dataset = self._file.dataset(key)
-        found = self._file.attributes(dataset)
+        found = self._file.attributes(dataset, _ABOUT_PROTEIN)
         with self._file.reading(f"entry {key!r} is damaged"):
-            record_id = _as_text(found["original_id"])
-            header = _as_text(found["header"]) if "header" in found else record_id
-            if self._lengths is not None:
-                num_residues = int(self._lengths[index])
-            else:
-                num_residues = int(found.get("num_residues", dataset.shape[0]))
+            record_id = _text_of(found, "original_id")
+            header = _text_of(found, "header") if "header" in found else record_id
+            num_residues = self._length_of(index, found, dataset)
         if dataset.shape != self.info.shape(num_residues):
             raise FormatError(
                 f"{self.path}: entry {key!r} has the shape {dataset.shape}; it must be {self.info.shape(num_residues)}"
@@ -193,14 +211,30 @@ class EmbeddingFile:
         """Yield the number of each protein in the whole input (a shard has gaps), and the protein."""
         by_sequence = self.info.keys == "sequence"
         for index, key in enumerate(self._keys):
+            number = key
+            if by_sequence:
+                found = self._file.attributes(self._file.dataset(key), ("number",))
+                with self._file.reading(f"entry {key!r} is damaged"):
+                    number = _text_of(found, "number")
             with self._file.reading(f"entry {key!r} is damaged"):
-                found = self._file.attributes(self._file.dataset(key)) if by_sequence else {"number": key}
-                number = int(found["number"])
-            yield number, self[index]
+                if not _NUMBER.fullmatch(number):
+                    raise ValueError(f"its number in the input is {number!r}")
+            yield int(number), self[index]
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _length_of(self, index: int, found: Mapping[str, Any], dataset: Dataset) -> int:
+        """Return L of a protein: all of them stand in one list, or each at its dataset, or it has a row a residue."""
+        if self._lengths is not None:
+            return int(self._lengths[index])
+        length = found.get("num_residues")
+        if type(length) is int:
+            return length
+        if "num_residues" in found or self.info.kind in VECTORS or not dataset.shape:
+            raise ValueError("nothing says its num_residues")
+        return dataset.shape[0]
 
 
 def read_embeddings(path: Path | str) -> tuple[list[str], list[np.ndarray]]:
@@ -213,8 +247,16 @@ def read_embeddings(path: Path | str) -> tuple[list[str], list[np.ndarray]]:
     return [each.id for each in embeddings], [each.array for each in embeddings]
 
 
-def _as_text(attribute: str | bytes) -> str:
-    return attribute if isinstance(attribute, str) else attribute.decode("utf-8", "surrogateescape")
+def _text_of(found: Mapping[str, Any], name: str) -> str:
+    """Return a text; one with a NUL is stored as bytes."""
+    value = found.get(name)
+    if not isinstance(value, str | bytes):
+        raise ValueError(f"its {name} is {'no text' if name in found else 'missing'}")
+    return value if isinstance(value, str) else value.decode("utf-8", "surrogateescape")
+
+
+def _are_lengths(found: Any, number: int) -> bool:
+    return isinstance(found, np.ndarray) and found.shape == (number,) and found.dtype.kind in "iu"
 
 
 def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
@@ -225,11 +267,14 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
         ValueError: made with another vocabulary.
     """
     found = attributes.get("format") if isinstance(attributes, dict) else None
-    if found != FORMAT:
+    if not isinstance(found, str) or found != FORMAT:
         raise FormatError(f"{path}: no embedding file of protperf (its format is {found!r}, not {FORMAT!r})")
-    version, number = attributes.get("format_version", 0), attributes.get("num_records", 0)
-    if type(version) is not int or type(number) is not int:
-        raise FormatError(f"{path}: no readable embedding file (its numbers are none)")
+    for name in ("format_version", "num_records"):
+        if type(attributes.get(name, 0)) is not int:
+            raise FormatError(
+                f"{path}: no readable embedding file (its {name} is {attributes[name]!r}, no integer)"
+            )
+    version = attributes.get("format_version", 0)
     if version > FORMAT_VERSION:
         raise FormatError(
             f"{path}: {FORMAT} version {version}; this protperf reads up to {FORMAT_VERSION}: update protperf"
@@ -243,8 +288,3 @@ def info_from(attributes: Mapping[str, Any], path: Path) -> EmbeddingInfo:
         return build(EmbeddingInfo, {name: attributes[name] for name in names})
     except (TypeError, ValueError) as error:
         raise FormatError(f"{path}: no readable embedding file ({error})") from None
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

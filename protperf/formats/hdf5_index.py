@@ -11,13 +11,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
-from protperf.formats.hdf5_links import tree_levels
-from protperf.formats.hdf5_objects import LINK, LINK_INFO, SYMBOL_TABLE, UNDEFINED, Message, Source
+from protperf.formats.hdf5_format import (
+    LINK,
+    LINK_INFO,
+    SYMBOL_TABLE,
+    TREE_ATTRIBUTES,
+    TREE_LARGE,
+    TREE_LINKS,
+    UNDEFINED,
+    tree_levels,
+)
+from protperf.formats.hdf5_objects import Message, Source
 
-_BY_NAME = (5, 8)
-"""Kinds of B-trees: of links and of attributes, both by the hash of their names."""
+_LARGE_RECORD = struct.Struct("<QQQ")
 
 
 class Link(NamedTuple):
@@ -29,7 +38,7 @@ class Link(NamedTuple):
         order: its number in the order of creation, 0 where that is not kept.
     """
 
-    name: str
+    name: bytes
     address: int | None
     order: int = 0
 
@@ -42,7 +51,7 @@ def read_links(source: Source, messages: list[Message]) -> list[Link]:
         letters += len(link.name)
         if letters > source.size:
             raise ValueError("names of more letters than the file has bytes")
-    return sorted(found, key=lambda link: (link.order, link.name.encode("utf-8", "surrogateescape")))
+    return sorted(found, key=itemgetter(2, 0))
 
 
 def _links_of(source: Source, messages: list[Message]) -> Iterator[Link]:
@@ -74,79 +83,113 @@ def read_link(data: bytes) -> Link:
     if len(name) < size:
         raise ValueError("a link beyond its place")
     address = None if kind else struct.unpack_from("<Q", data, place + size)[0]
-    return Link(name.decode("utf-8", "surrogateescape"), address, order)
+    return Link(name, address, order)
 
 
 def heap_objects(source: Source, heap: int, tree: int) -> Iterator[bytes]:
-    """Yield what a fractal heap holds, found by its tree; what follows an object may come with it."""
-    blocks = _HeapBlocks(source, heap)
-    for record in _records(source, tree):
-        identity = record[4:] if len(record) == 4 + blocks.identity_bytes else record[: blocks.identity_bytes]
-        place = int.from_bytes(identity[1 : 1 + blocks.offset_bytes], "little")
-        size = int.from_bytes(identity[1 + blocks.offset_bytes :], "little")
-        if identity[0] & 0x30:
-            raise ValueError("an object outside of its heap's blocks")
-        start, rest = blocks.find(place)
-        if size > rest:
-            raise ValueError("an object beyond its block")
-        yield source.at(start, size)
+    """Yield what a fractal heap holds, found by its tree; no more than the file has bytes."""
+    blocks, total = _Heap(source, heap), 0
+    for record in _records(source, tree, (TREE_LINKS, TREE_ATTRIBUTES)):
+        found = blocks.read(record[4:] if len(record) == 4 + blocks.identity_bytes else record)
+        total += len(found)
+        if total > source.size:
+            raise ValueError("objects of more bytes than the file has")
+        yield found
 
 
-class _HeapBlocks:
-    """The blocks of a fractal heap."""
+class _Heap:
+    """A fractal heap. Its blocks are read once, and kept."""
 
     def __init__(self, source: Source, address: int) -> None:
         self._source = source
         head = source.checked(address, 142, b"FRHP\0")
         self.identity_bytes, filters = struct.unpack_from("<HH", head, 5)
+        (self._large_tree,) = struct.unpack_from("<Q", head, 22)
         self._width, self._first, self._largest, bits, _, self._root, self._rows = struct.unpack_from(
             "<HQQHHQH", head, 110
         )
-        self.offset_bytes = (bits + 7) // 8
+        self._offset_end = 1 + (bits + 7) // 8
         if filters or not (1 <= self._width <= 64 and self._first >= 64 and self._rows <= 64 and bits <= 64):
             raise ValueError("a heap of an unknown kind")
         if self._first & (self._first - 1) or self._largest < self._first or self.identity_bytes < 7:
             raise ValueError("a heap of an unknown kind")
+        self._row_bytes = self._width * self._first
         self._tables: dict[int, tuple[int, ...]] = {}
+        self._blocks: dict[int, bytes] = {}
+        self._found: dict[int, tuple[bytes, int]] = {}
+        self._kept = 0
+        self._large: dict[int, tuple[int, int]] | None = None
 
-    def find(self, place: int) -> tuple[int, int]:
-        """Return where a place of the heap lies in the file, and how many bytes of its block follow."""
+    def read(self, identity: bytes) -> bytes:
+        """Return an object by its identity in the heap."""
+        if identity[0] & 0x30 == 0x10:
+            return self._read_large(int.from_bytes(identity[1 : self.identity_bytes], "little"))
+        if identity[0] & 0x30:
+            raise ValueError("an object within its identity")
+        place = int.from_bytes(identity[1 : self._offset_end], "little")
+        size = int.from_bytes(identity[self._offset_end : self.identity_bytes], "little")
+        number, rest = divmod(
+            place, self._first
+        )  # blocks begin at its multiples, and are asked for again and again
+        if number not in self._found:
+            self._found[number] = self._find(place - rest)
+        block, start = self._found[number]
+        start += rest
+        if start + size > len(block):
+            raise ValueError("an object beyond its block")
+        return block[start : start + size]
+
+    def _find(self, place: int) -> tuple[bytes, int]:
+        """Return the block in which a place of the heap lies, and where in it."""
         if not self._rows:
-            return self._within(self._root, place, self._first)
+            return self._block(self._root, self._first), place
         address, rows = self._root, self._rows
         while True:
-            row = max(0, (place // (self._width * self._first)).bit_length())
+            row = (place // self._row_bytes).bit_length()
             size = self._first << max(0, row - 1)
-            start = 0 if row == 0 else self._width * self._first << (row - 1)
+            start = 0 if row == 0 else self._row_bytes << (row - 1)
             if row >= rows:
                 raise ValueError("a place beyond its heap")
             column, place = divmod(place - start, size)
             address = self._table(address, rows)[row * self._width + column]
             if size <= self._largest:
-                return self._within(address, place, size)
-            rows = (size // (self._width * self._first)).bit_length()
+                return self._block(address, size), place
+            rows = (size // self._row_bytes).bit_length()
 
-    def _within(self, address: int, place: int, size: int) -> tuple[int, int]:
-        if place >= size or self._source.at(address, 4) != b"FHDB":
-            raise ValueError(f"no block of a heap at {address}")
-        return address + place, size - place
+    def _block(self, address: int, size: int) -> bytes:
+        block = self._blocks.get(address)
+        if block is None:
+            self._kept += size
+            if self._kept > self._source.size:
+                raise ValueError("blocks of a heap with more bytes than the file has")
+            block = self._blocks[address] = self._source.at(address, size)
+            if not block.startswith(b"FHDB\0"):
+                raise ValueError(f"no block of a heap at {address}")
+        return block
 
     def _table(self, address: int, rows: int) -> tuple[int, ...]:
         """Return the addresses in an indirect block."""
         if address not in self._tables:
-            head, count = 13 + self.offset_bytes, rows * self._width
+            head, count = 12 + self._offset_end, rows * self._width
             data = self._source.checked(address, head + 8 * count, b"FHIB\0")
             self._tables[address] = struct.unpack_from(f"<{count}Q", data, head)
         return self._tables[address]
 
+    def _read_large(self, number: int) -> bytes:
+        """Return an object that is too large for the heap's blocks; they have a tree of their own."""
+        if self._large is None:
+            records = _records(self._source, self._large_tree, (TREE_LARGE,))
+            self._large = {key: (place, size) for place, size, key in map(_LARGE_RECORD.unpack, records)}
+        return self._source.at(*self._large[number])
 
-def _records(source: Source, address: int) -> Iterator[bytes]:
-    """Yield the records of a version 2 B-tree."""
+
+def _records(source: Source, address: int, kinds: tuple[int, ...]) -> Iterator[bytes]:
+    """Yield the records of a version 2 B-tree of one of some kinds."""
     head = source.checked(address, 34, b"BTHD\0")
     kind, node_bytes, record_bytes, depth, _, _, root, number, total = struct.unpack_from(
         "<BIHHBBQHQ", head, 5
     )
-    if kind not in _BY_NAME or not 5 <= record_bytes <= 64 or not 64 <= node_bytes <= 1 << 20 or depth > 8:
+    if kind not in kinds or not 5 <= record_bytes <= 64 or not 64 <= node_bytes <= 1 << 20 or depth > 8:
         raise ValueError("a tree of an unknown kind")
     if not total:
         return
@@ -159,7 +202,8 @@ def _records(source: Source, address: int) -> Iterator[bytes]:
         seen.add(address)
         if not depth:
             data = source.checked(address, 6 + number * record_bytes, b"BTLF\0")
-            yield from (data[6 + n * record_bytes :][:record_bytes] for n in range(number))
+            ends = range(6 + record_bytes, 7 + number * record_bytes, record_bytes)
+            yield from (data[end - record_bytes : end] for end in ends)
             return
         count_bytes, total_bytes = levels[0].number_bytes, levels[depth - 1].total_bytes if depth > 1 else 0
         pointer = 8 + count_bytes + total_bytes
@@ -170,7 +214,7 @@ def _records(source: Source, address: int) -> Iterator[bytes]:
             count = int.from_bytes(data[place + 8 : place + 8 + count_bytes], "little")
             yield from walk(child, count, depth - 1)
             if n < number:
-                yield data[6 + n * record_bytes :][:record_bytes]
+                yield data[6 + n * record_bytes : 6 + (n + 1) * record_bytes]
             place += pointer
 
     yield from walk(root, number, depth)
@@ -190,8 +234,7 @@ def _old_links(source: Source, tree: int, heap: int) -> Iterator[Link]:
         for place in range(0, 40 * count, 40):
             name, address, cached = struct.unpack_from("<QQI", data, place)
             end = names.index(b"\0", name)
-            text = names[name:end].decode("utf-8", "surrogateescape")
-            yield Link(text, None if cached == 2 or address == UNDEFINED else address)
+            yield Link(names[name:end], None if cached == 2 or address == UNDEFINED else address)
 
 
 def old_tree(source: Source, address: int, *, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int]]:

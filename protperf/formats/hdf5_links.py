@@ -10,19 +10,19 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count, islice, pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from protperf.formats.hdf5_bytes import UNDEFINED, Sink, lookup3, with_checksums
+from protperf.formats.hdf5_bytes import Sink
+from protperf.formats.hdf5_checksum import lookup3, with_checksums
+from protperf.formats.hdf5_format import TREE_LINKS, UNDEFINED, Level, tree_levels
 
 _WIDTH, _FIRST_BLOCK, _LARGEST_BLOCK = 4, 512, 1 << 16
 _BLOCK_HEADER = 17
 _HEAP_BITS = 32
 _HEAP_HEADER_BYTES = 146
 _ID_BYTES = 7
-_NODE_BYTES, _RECORD_BYTES, _NODE_OVERHEAD = 2048, 4 + _ID_BYTES, 10
-_TREE_KIND = 5
+_NODE_BYTES, _RECORD_BYTES = 2048, 4 + _ID_BYTES
 _PREFIX = 16
 """Letters of a name that decide between equal hashes: all of a running number, and 64 bits of a digest."""
 _TOGETHER = 1024
@@ -65,19 +65,15 @@ class LinkWriter:
         if len(self._names) == _TOGETHER:
             self._hash_names()
 
-    def finish(self) -> tuple[bytes, bytes, int]:
-        """Append the rest; return the addresses of the heap and of the tree, packed, and the number of links."""
+    def finish(self) -> tuple[int, int, int]:
+        """Append the rest; return the addresses of the heap and of the tree, and the number of links."""
         number = len(self._offsets)
         if not number:
             return UNDEFINED, UNDEFINED, 0
         self._hash_names()
         self._finish_block()
         self._write_heap_header()
-        return (
-            struct.pack("<Q", self._heap),
-            struct.pack("<Q", write_tree(self._sink, self._records())),
-            number,
-        )
+        return self._heap, write_tree(self._sink, self._records()), number
 
     def _finish_block(self) -> None:
         head = b"FHDB\0" + struct.pack("<QI", self._heap, self._start)
@@ -103,12 +99,9 @@ class LinkWriter:
         managed = _row_start(rows) if rows else _FIRST_BLOCK
         allocated = sum(size for _, size in islice(_blocks(None, 0), len(self._addresses)))
         free = allocated - sum(self._lengths) - _BLOCK_HEADER * len(self._addresses)
-        head = b"FRHP" + struct.pack("<BHHBIQ", 0, _ID_BYTES, 0, 0, 4096, 0) + UNDEFINED
-        head += (
-            struct.pack("<Q", free)
-            + UNDEFINED
-            + struct.pack("<4Q4Q", managed, allocated, used, len(self._offsets), 0, 0, 0, 0)
-        )
+        head = b"FRHP" + struct.pack("<BHHBI", 0, _ID_BYTES, 0, 0, 4096)
+        head += struct.pack("<4Q", 0, UNDEFINED, free, UNDEFINED)
+        head += struct.pack("<8Q", managed, allocated, used, len(self._offsets), 0, 0, 0, 0)
         head += struct.pack("<HQQHHQH", _WIDTH, _FIRST_BLOCK, _LARGEST_BLOCK, _HEAP_BITS, 1, root, rows)
         self._sink.write_at(self._heap, with_checksums([head])[0])
 
@@ -121,11 +114,11 @@ class LinkWriter:
                 if place >= used:
                     entries.append(UNDEFINED)
                 elif size <= _LARGEST_BLOCK:
-                    entries.append(struct.pack("<Q", self._addresses[place]))
+                    entries.append(self._addresses[place])
                 else:
-                    entries.append(struct.pack("<Q", self._write_indirect(place, _rows_within(size), used)))
+                    entries.append(self._write_indirect(place, _rows_within(size), used))
                 place += size
-        data = b"FHIB\0" + struct.pack("<QI", self._heap, start) + b"".join(entries)
+        data = b"FHIB\0" + struct.pack(f"<QI{len(entries)}Q", self._heap, start, *entries)
         return self._sink.append(with_checksums([data])[0])
 
     def _records(self) -> np.ndarray:
@@ -154,45 +147,14 @@ def write_tree(sink: Sink, records: np.ndarray) -> int:
         for address, number, total in below:
             pointers += struct.pack("<Q", address) + number.to_bytes(levels[0].number_bytes, "little")
             pointers += total.to_bytes(levels[depth - 1].total_bytes, "little") if depth > 1 else b""
-        node = with_checksums([b"BTIN" + bytes((0, _TREE_KIND)) + own + pointers])[0]
+        node = with_checksums([b"BTIN" + bytes((0, TREE_LINKS)) + own + pointers])[0]
         return sink.append(node.ljust(_NODE_BYTES, b"\0")), len(parts) - 1
 
     root, number = write(0, len(records), len(levels) - 1)
     head = b"BTHD" + struct.pack(
-        "<BBIHHBB", 0, _TREE_KIND, _NODE_BYTES, _RECORD_BYTES, len(levels) - 1, 100, 40
+        "<BBIHHBB", 0, TREE_LINKS, _NODE_BYTES, _RECORD_BYTES, len(levels) - 1, 100, 40
     )
     return sink.append(with_checksums([head + struct.pack("<QHQ", root, number, len(records))])[0])
-
-
-class _Level(NamedTuple):
-    """What a node of some depth holds at most: records with those below it, and the bytes of such numbers."""
-
-    total: int
-    total_bytes: int
-    number_bytes: int
-
-
-def tree_levels(number: int, node_bytes: int, record_bytes: int, *, depth: int = 0) -> list[_Level]:
-    """Return the levels of a tree, leaves first: as many as so many records need, and one more than `depth` at least.
-
-    Args:
-        number: of records.
-        node_bytes: of a node.
-        record_bytes: of a record.
-        depth: number of the topmost level that must be there.
-    """
-    room = node_bytes - _NODE_OVERHEAD
-    most = room // record_bytes
-    levels = [_Level(most, 0, _bytes_of(most))]
-    while levels[-1].total < number or len(levels) <= depth:
-        below = levels[-1]
-        pointer = 8 + levels[0].number_bytes + below.total_bytes
-        own = (room - pointer) // (record_bytes + pointer)
-        if own < 1:
-            raise ValueError("a tree whose nodes hold no record")
-        total = (own + 1) * below.total + own
-        levels.append(_Level(total, _bytes_of(total), levels[0].number_bytes))
-    return levels
 
 
 def _children(start: int, end: int, most: int) -> list[tuple[int, int]]:
@@ -202,7 +164,7 @@ def _children(start: int, end: int, most: int) -> list[tuple[int, int]]:
     return [(left, right - 1) for left, right in pairwise(edges)]
 
 
-def _leaf_ranges(start: int, end: int, levels: Sequence[_Level]) -> Iterator[tuple[int, int]]:
+def _leaf_ranges(start: int, end: int, levels: Sequence[Level]) -> Iterator[tuple[int, int]]:
     if len(levels) == 1:
         yield start, end
         return
@@ -216,14 +178,9 @@ def _write_leaves(
     """Append the leaves; yield the address and the number of records of each."""
     for first in range(0, len(ranges), _TOGETHER):
         some = ranges[first : first + _TOGETHER]
-        nodes = [b"BTLF" + bytes((0, _TREE_KIND)) + records[start:end].tobytes() for start, end in some]
+        nodes = [b"BTLF" + bytes((0, TREE_LINKS)) + records[start:end].tobytes() for start, end in some]
         for (start, end), node in zip(some, with_checksums(nodes), strict=True):
             yield sink.append(node.ljust(_NODE_BYTES, b"\0")), end - start
-
-
-def _bytes_of(limit: int) -> int:
-    """Return the bytes that hold numbers up to a limit."""
-    return (limit.bit_length() + 7) // 8
 
 
 def _row_size(row: int) -> int:

@@ -1,7 +1,7 @@
 """What describes the objects of an HDF5 file, out of its bytes: object headers and their messages, texts, types, attributes.
 
 Read here and not by HDF5's own library, which ends the process, or never ends, on some hostile files. Only what our files
-hold is known: whatever else a file says is an error. Every offset and size is compared with the file before it is followed, and what is
+hold is known: whatever else is asked of a file is an error. Every offset and size is compared with the file before it is followed, and what is
 read once is not read again, so that work and memory follow the size of the file.
 
 Source: HDF5 File Format Specification, version 3.0, sections II (superblock) and IV (object headers, messages). Addresses and
@@ -10,6 +10,7 @@ lengths take 8 bytes.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -18,16 +19,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protperf.formats.hdf5_bytes import lookup3_of
+from protperf.formats.hdf5_checksum import lookup3_of
+from protperf.formats.hdf5_format import (
+    ATTRIBUTE,
+    CONTINUATION,
+    DATASPACE,
+    DATATYPE,
+    EXTERNAL,
+    FILTERS,
+    FLOAT,
+    INTEGER,
+    LAYOUT,
+    NUMBERS,
+    OPAQUE,
+    SIGNATURE,
+    STRING,
+    VARIABLE,
+)
 
-SIGNATURE = b"\x89HDF\r\n\x1a\n"
-UNDEFINED = (1 << 64) - 1
-DATASPACE, LINK_INFO, DATATYPE, EXTERNAL, LINK, LAYOUT, FILTERS = 1, 2, 3, 7, 6, 8, 11
-ATTRIBUTE, CONTINUATION, SYMBOL_TABLE, ATTRIBUTE_INFO = 12, 16, 17, 21
 _LARGEST_HEADER = 1 << 24
 _SHARED = 2
-_INTEGER, _FLOAT, _STRING, _OPAQUE, _VARIABLE = 0, 1, 3, 5, 9
-_FLOATS = {4: (0, 32, 23, 8, 0, 23, 127), 2: (0, 16, 10, 5, 0, 10, 15), 8: (0, 64, 52, 11, 0, 52, 1023)}
+_NAMES = {bytes((data[0] & 15,)) + data[1:]: name for name, data in NUMBERS.items()}
+"""NumPy's names of numbers by their types without the version of these."""
+
+
+class UnknownError(ValueError):
+    """Values of a type or shape that is not read here, which is no damage: what is not asked for may have it."""
 
 
 class Source:
@@ -74,7 +91,10 @@ class Source:
         length, address, number = struct.unpack("<IQI", reference)
         if not length:
             return b""
-        start, size = self.collection(address)[number]
+        found = self.collection(address)
+        if number not in found:
+            raise ValueError(f"no value {number} in the collection at {address}")
+        start, size = found[number]
         if length * item_bytes > size:
             raise ValueError(f"a value of {length:,} items has {size:,} bytes")
         return self.at(start, length * item_bytes)
@@ -195,15 +215,11 @@ class _Seen:
 
 
 def read_shape(data: bytes) -> tuple[int, ...]:
-    """Return the shape of a dataspace, `()` of a scalar."""
+    """Return the shape of a dataspace, `()` of a scalar; what is empty has none."""
     version, rank, _, kind = data[:4]
     if version not in (1, 2) or rank > 8 or (version == 2 and kind > 1):
-        raise ValueError("a shape of an unknown kind")
+        raise UnknownError("no value, or a shape of an unknown kind")
     return struct.unpack_from(f"<{rank}Q", data, 8 if version == 1 else 4)
-
-
-def _is(data: bytes, form: str, expected: tuple[int, ...] | None) -> bool:
-    return struct.unpack_from(form, data) == expected
 
 
 class Kind(NamedTuple):
@@ -223,45 +239,76 @@ class Kind(NamedTuple):
 
 
 def read_kind(data: bytes) -> Kind:
-    """Return a type: integers and floating-point numbers as NumPy has them, texts, bytes."""
+    """Return a type: little-endian integers and floating-point numbers as NumPy has them, texts, bytes."""
     family, bits, size = data[0] & 15, data[1], struct.unpack_from("<I", data, 4)[0]
-    parts = data[8:]
-    if family == _INTEGER and size in (1, 2, 4, 8) and not bits & 7 and _is(parts, "<HH", (0, 8 * size)):
-        return Kind(size, np.dtype(f"<{'i' if bits & 8 else 'u'}{size}").str)
-    if (
-        family == _FLOAT
-        and (bits, data[2]) == (0x20, 8 * size - 1)
-        and _is(parts, "<HHBBBBI", _FLOATS.get(size))
-    ):
-        return Kind(size, f"<f{size}")
-    if family in (_STRING, _OPAQUE) and size:
-        return Kind(size, "", opaque=family == _OPAQUE)
-    if family == _VARIABLE and size == 16:
-        base = read_kind(parts)
-        if bits & 15 == 1 or base.dtype:
-            return Kind(16, "" if bits & 15 == 1 else base.dtype, variable=True)
-    raise ValueError("values of an unknown type")
+    if family in (INTEGER, FLOAT):
+        dtype = _NAMES.get(bytes((family,)) + data[1 : 12 if family == INTEGER else 20])
+        if dtype:
+            return Kind(size, dtype)
+    if family in (STRING, OPAQUE) and size:
+        return Kind(size, "", opaque=family == OPAQUE)
+    if family == VARIABLE and size == 16:
+        if bits & 15 == 1:
+            return Kind(16, "", variable=True)
+        base = read_kind(data[8:])
+        if base.dtype and not base.variable:
+            return Kind(16, base.dtype, variable=True)
+    raise UnknownError("values of a type that is not read here")
 
 
-def read_attribute(source: Source, data: bytes) -> tuple[str, Any]:
-    """Return name and value of a scalar attribute: a text, bytes, a number, or numbers `(N,)` of variable length."""
-    version, shared, name_size, kind_size, shape_size = struct.unpack_from("<BBHHH", data)
-    if version not in (1, 2, 3) or (version > 1 and shared):
+class Attribute(NamedTuple):
+    """An attribute, its value unread.
+
+    Attributes:
+        name: of it.
+        kind: its type; empty where that stands elsewhere.
+        shape: its dataspace.
+        value: what follows.
+    """
+
+    name: str
+    kind: bytes
+    shape: bytes
+    value: bytes
+
+
+def read_attribute(data: bytes) -> Attribute:
+    """Return the parts of an attribute's message."""
+    version, flags, *sizes = struct.unpack_from("<BBHHH", data)
+    if version not in (1, 2, 3):
         raise ValueError("an attribute of an unknown kind")
     place, parts = 9 if version == 3 else 8, []
-    for size in (name_size, kind_size, shape_size):
+    for size in sizes:
         parts.append(data[place : place + size])
         place += size + (-size % 8 if version == 1 else 0)
-    name, kind = parts[0].rstrip(b"\0").decode("utf-8", "surrogateescape"), read_kind(parts[1])
-    value = data[place : place + kind.size]
-    if read_shape(parts[2]) or len(value) < kind.size:
-        raise ValueError(f"attribute {name!r} is no single value")
+    name = parts[0].rstrip(b"\0").decode("utf-8", "surrogateescape")
+    stands_elsewhere = version > 1 and flags
+    return Attribute(name, b"" if stands_elsewhere else parts[1], parts[2], data[place:])
+
+
+def value_of(source: Source, attribute: Attribute) -> Any:
+    """Return the value of an attribute: a text, bytes, a number, or numbers `(N,)`, an array or one value of variable length.
+
+    Raises:
+        UnknownError: it is something else.
+        ValueError: it is damaged.
+    """
+    if not attribute.kind:
+        raise UnknownError("a type that stands elsewhere")
+    kind, shape = read_kind(attribute.kind), read_shape(attribute.shape)
+    if len(shape) > 1 or (shape and (kind.variable or not kind.dtype)):
+        raise UnknownError(f"values in the shape {shape}")
+    data = attribute.value[: math.prod(shape) * kind.size]
+    if len(data) < math.prod(shape) * kind.size:
+        raise ValueError("a value beyond its message")
+    if shape:
+        return np.frombuffer(data, kind.dtype)
     if kind.variable and kind.dtype:
         dtype = np.dtype(kind.dtype)
-        return name, np.frombuffer(source.text(value, dtype.itemsize), dtype)
+        return np.frombuffer(source.text(data, dtype.itemsize), dtype)
     if kind.dtype:
-        return name, np.frombuffer(value, kind.dtype)[0].item()
+        return np.frombuffer(data, kind.dtype)[0].item()
     if kind.opaque:
-        return name, value
-    text = source.text(value) if kind.variable else value.rstrip(b"\0")
-    return name, text.decode("utf-8", "surrogateescape")
+        return data
+    text = source.text(data) if kind.variable else data.rstrip(b"\0")
+    return text.decode("utf-8", "surrogateescape")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import struct
+import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,27 +20,38 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protperf.formats import FormatError
-from protperf.formats.hdf5_index import Link, heap_objects, old_tree, read_links
-from protperf.formats.hdf5_objects import (
+from protperf.formats.foreign import first_line
+from protperf.formats.hdf5_format import (
     ATTRIBUTE,
     ATTRIBUTE_INFO,
+    CHUNKED,
+    CONTIGUOUS,
     DATASPACE,
     DATATYPE,
     FILTERS,
     LAYOUT,
     SIGNATURE,
     UNDEFINED,
+)
+from protperf.formats.hdf5_index import heap_objects, old_tree, read_links
+from protperf.formats.hdf5_objects import (
+    Attribute,
     Message,
     Source,
+    UnknownError,
     read_attribute,
     read_header,
     read_kind,
     read_shape,
     root_of,
+    value_of,
 )
 
-_CONTIGUOUS, _CHUNKED = 1, 2
-_DEFLATE = 1
+_DEFLATE, _SHUFFLE = 1, 2
+_LARGEST_PACKED = 256 << 20
+"""Bytes that a packed array, or a chunk of any, may unpack to."""
+_FAULTS = (ValueError, LookupError, OverflowError, RecursionError, struct.error, zlib.error)
+"""What this code meets on foreign bytes. Whatever else is raised is a mistake of ours, or the system could not read."""
 
 
 class Dataset(NamedTuple):
@@ -74,18 +86,19 @@ class Hdf5File:
 
     Raises:
         FormatError: it is none.
-        OSError: it cannot be read.
+        OSError: it cannot be read; also of all that reads later.
     """
 
     def __init__(self, path: Path, *, unreadable: str, remedy: str) -> None:
         self.path = path
         self._unreadable, self._remedy = unreadable, remedy
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._closing = weakref.finalize(self, os.close, descriptor)  # also of a file that nobody closes
         try:
-            if not path.is_file() or os.pread(self._descriptor, len(SIGNATURE), 0) != SIGNATURE:
+            if not path.is_file() or os.pread(descriptor, len(SIGNATURE), 0) != SIGNATURE:
                 raise FormatError(f"{path}: {unreadable} (it does not begin as an HDF5 file); {remedy}")
-            self._source = Source(self._descriptor)
-            self._links: dict[str, Link] | None = None
+            self._source = Source(descriptor)
+            self._links: dict[str, int | None] | None = None
             with self.reading():
                 self._root = read_header(self._source, root_of(self._source))
         except BaseException:
@@ -94,24 +107,48 @@ class Hdf5File:
 
     @contextmanager
     def reading(self, what: str = "") -> Iterator[None]:
-        """Make one line of whatever goes wrong with foreign bytes; a lack of memory stays one."""
+        """Make one line of what foreign bytes lead to; a line of ours passes, as does what is no fault of theirs.
+
+        Args:
+            what: is wrong, for the message; else what was said of the whole file.
+        """
+        if not self._closing.alive:
+            raise ValueError(f"{self.path}: is closed")
         try:
             yield
-        except MemoryError:
+        except FormatError:
             raise
-        except Exception as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise FormatError(f"{self.path}: {what or self._unreadable} ({said}); {self._remedy}") from None
+        except _FAULTS as error:
+            text = f"{self.path}: {what or self._unreadable} ({first_line(error)}); {self._remedy}"
+            raise FormatError(text) from None
 
     def names(self) -> list[str]:
         """Return the names of what lies at the root: in the order of creation where the file keeps it, else sorted."""
         return list(self._members())
 
-    def attributes(self, dataset: Dataset | None = None) -> dict[str, Any]:
-        """Return what the file, or a dataset, says of itself: texts, bytes, numbers and lists of numbers."""
+    def attributes(
+        self, dataset: Dataset | None = None, names: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """Return what the file, or a dataset, says of itself: texts, bytes, numbers and lists of numbers.
+
+        Args:
+            dataset: one of them, instead of the file.
+            names: of the attributes that are asked for; else all, but for those with values of other kinds.
+        """
         messages = self._root if dataset is None else dataset.messages
-        with self.reading():
-            return dict(self._attributes(messages))
+        found = {}
+        with self.reading(f"entry {dataset.name!r} is damaged" if dataset else ""):
+            for attribute in self._attributes(messages):
+                if names is not None and attribute.name not in names:
+                    continue
+                try:
+                    found[attribute.name] = value_of(self._source, attribute)
+                except UnknownError as error:
+                    if names is not None:
+                        raise ValueError(f"attribute {attribute.name!r} has {error}") from None
+                except _FAULTS as error:
+                    raise ValueError(f"attribute {attribute.name!r} is damaged: {error}") from None
+        return found
 
     def dataset(self, name: str) -> Dataset:
         """Return a dataset at the root.
@@ -123,24 +160,31 @@ class Hdf5File:
         with self.reading(f"entry {name!r} is damaged"):
             if name not in members:
                 raise ValueError("it is not there")
-            address = members[name].address
+            address = members[name]
             if address is None:
                 raise ValueError("a link to elsewhere")
             return _dataset_of(name, read_header(self._source, address))
 
     def read_whole(self, dataset: Dataset) -> np.ndarray:
-        """Return an array of floating-point numbers that lies in one piece.
+        """Return an array of floating-point numbers.
 
         Raises:
-            FormatError: it does not, or not all of it is in the file.
+            FormatError: as `fill`, or it claims more numbers than the file may hold.
         """
         with self.reading(f"entry {dataset.name!r} is damaged"):
-            if dataset.chunks or dataset.filters or dataset.dtype not in ("<f4", "<f2"):
-                raise ValueError(f"{dataset.dtype} stored otherwise than `protperf embed` does")
-            return np.frombuffer(bytearray(self._piece(dataset)), dataset.dtype).reshape(dataset.shape)
+            if dataset.dtype not in ("<f4", "<f2"):
+                raise ValueError(f"numbers of type {dataset.dtype}; allowed: <f4, <f2")
+            size = math.prod(dataset.shape) * np.dtype(dataset.dtype).itemsize
+            if size > (_LARGEST_PACKED if dataset.filters else self._source.size):
+                raise ValueError(
+                    f"it claims {size:,} bytes, packed" if dataset.filters else f"it claims {size:,} bytes"
+                )
+            array = np.empty(dataset.shape, dataset.dtype)
+        self.fill(dataset, array)
+        return array
 
     def fill(self, dataset: Dataset, into: np.ndarray) -> None:
-        """Fill an array with the numbers of a dataset, which lie in one piece or in chunks, plain or packed by deflate.
+        """Fill an array with the numbers of a dataset, which lie in one piece or in chunks, plain, shuffled or packed by deflate.
 
         Raises:
             FormatError: shape or type differ, or a chunk is damaged or unpacks to more than its numbers.
@@ -148,8 +192,10 @@ class Hdf5File:
         with self.reading(f"entry {dataset.name!r} is damaged"):
             if dataset.shape != into.shape or dataset.dtype != into.dtype.str:
                 raise ValueError(f"{dataset.dtype} {dataset.shape}; it must be {into.dtype.str} {into.shape}")
-            if dataset.filters not in ((), (_DEFLATE,)):
-                raise ValueError(f"packed by filters {dataset.filters}; allowed: deflate")
+            if not {*dataset.filters} <= {_DEFLATE, _SHUFFLE}:
+                raise ValueError(
+                    f"packed by filters {dataset.filters}; allowed: {_DEFLATE} (gzip), {_SHUFFLE} (shuffle)"
+                )
             if not dataset.chunks:
                 into[...] = np.frombuffer(self._piece(dataset), into.dtype).reshape(into.shape)
                 return
@@ -169,9 +215,7 @@ class Hdf5File:
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._closing()
 
     def __enter__(self) -> Hdf5File:
         return self
@@ -179,20 +223,22 @@ class Hdf5File:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _members(self) -> dict[str, Link]:
+    def _members(self) -> dict[str, int | None]:
+        """Return the address of each member of the root group, `None` of a link to elsewhere."""
         if self._links is None:
             with self.reading():
-                self._links = {link.name: link for link in read_links(self._source, self._root)}
+                links = read_links(self._source, self._root)
+                self._links = {name.decode("utf-8", "surrogateescape"): place for name, place, _ in links}
         return self._links
 
-    def _attributes(self, messages: list[Message]) -> Iterator[tuple[str, Any]]:
+    def _attributes(self, messages: list[Message]) -> Iterator[Attribute]:
         for kind, data in messages:
             if kind == ATTRIBUTE:
-                yield read_attribute(self._source, data)
+                yield read_attribute(data)
             elif kind == ATTRIBUTE_INFO:
                 heap, tree = struct.unpack_from("<QQ", data, 4 if data[1] & 1 else 2)
-                for found in heap_objects(self._source, heap, tree) if heap != UNDEFINED else ():
-                    yield read_attribute(self._source, found)
+                if heap != UNDEFINED:
+                    yield from map(read_attribute, heap_objects(self._source, heap, tree))
 
     def _piece(self, dataset: Dataset) -> bytes:
         """Return the bytes of an array in one piece."""
@@ -208,17 +254,21 @@ class Hdf5File:
             return
         for key, address in old_tree(self._source, dataset.address, kind=1, key_bytes=16 + 8 * rank):
             packed, mask, *start = struct.unpack(f"<II{rank}Q8x", key)
-            inside = all(first < most for first, most in zip(start, dataset.shape, strict=True))
-            if (
-                mask
-                or not inside
-                or any(first % chunk for first, chunk in zip(start, dataset.chunks, strict=True))
-            ):
-                raise ValueError(f"a chunk at {start}")
+            places = zip(start, dataset.shape, dataset.chunks, strict=True)
+            if any(first >= most or first % chunk for first, most, chunk in places):
+                raise ValueError(
+                    f"a chunk lies at {start} of an array {dataset.shape} in chunks of {dataset.chunks}"
+                )
             data = self._source.at(address, packed)
-            data = zlib.decompressobj().decompress(data, size + 1) if dataset.filters else data
+            for number, name in reversed([*enumerate(dataset.filters)]):
+                if mask >> number & 1:  # it was left out for this chunk
+                    continue
+                if name == _DEFLATE:
+                    data = zlib.decompressobj().decompress(data, size + 1)
+                else:
+                    data = np.frombuffer(data, np.uint8).reshape(item_bytes, -1).T.tobytes()
             if len(data) != size:
-                raise ValueError("a chunk of another size")
+                raise ValueError(f"the chunk at {start} unpacks to another size than {size:,} bytes")
             yield tuple(start), data
 
 
@@ -229,14 +279,18 @@ def _dataset_of(name: str, messages: list[Message]) -> Dataset:
         raise ValueError("no dataset")
     shape, kind, layout = read_shape(said[DATASPACE]), read_kind(said[DATATYPE]), said[LAYOUT]
     chunks: tuple[int, ...] = ()
-    if layout[0] in (3, 4) and layout[1] == _CONTIGUOUS:
+    if layout[0] in (3, 4) and layout[1] == CONTIGUOUS:
         (address,) = struct.unpack_from("<Q", layout, 2)
-    elif layout[0] == 3 and layout[1] == _CHUNKED:
+    elif layout[0] == 3 and layout[1] == CHUNKED:
         (address,) = struct.unpack_from("<Q", layout, 3)
         *chunks_found, _ = struct.unpack_from(f"<{layout[2]}I", layout, 11)
         chunks = tuple(chunks_found)
-        if len(chunks) != len(shape) or not all(map(_is_chunk, chunks, shape)):
-            raise ValueError(f"chunks of {chunks}")
+        if len(chunks) != len(shape) or not 0 < math.prod(chunks) * kind.size <= _LARGEST_PACKED:
+            raise ValueError(f"an array {shape} in chunks of {chunks}")
+    elif layout[1] == CHUNKED:
+        raise ValueError(
+            "chunks with an index of HDF5 1.10; h5py writes the older one with libver='earliest'"
+        )
     else:
         raise ValueError("its numbers lie in another file, or stored otherwise than protperf does")
     if kind.variable or not kind.dtype:
@@ -245,10 +299,6 @@ def _dataset_of(name: str, messages: list[Message]) -> Dataset:
     return Dataset(
         name, shape, kind.dtype, None if address == UNDEFINED else address, chunks, filters, messages
     )
-
-
-def _is_chunk(chunk: int, size: int) -> bool:
-    return 0 < chunk <= size
 
 
 def _filters_of(data: bytes) -> Iterator[int]:

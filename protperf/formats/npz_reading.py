@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from protperf.formats import FormatError
+from protperf.formats.foreign import foreign_bytes
 
 LONGEST_TEXT = 1 << 20
 """Letters of a text, of which none is known that has a thousandth."""
@@ -30,22 +30,24 @@ def read_numbers(archive: zipfile.ZipFile, name: str, *, shape: tuple[int, ...],
         kinds: NumPy's letters of the allowed kinds of numbers.
 
     Raises:
-        ValueError: it is another array; other errors as `zipfile` has them.
+        ValueError: damaged, or it is another array.
+        OSError: the system cannot read it.
     """
-    info = archive.getinfo(name)
+    info = _info_of(archive, name)
     if info.compress_type != zipfile.ZIP_STORED and info.file_size > LARGEST_PACKED:
         raise ValueError(f"{name} unpacks to more than {LARGEST_PACKED >> 20} MiB")
-    with archive.open(name) as member:
+    with _opened(archive, name) as member:
         found, dtype = _header_of(archive, name, member)
         if found != shape or dtype.kind not in kinds:
             raise ValueError(f"{name} is an array {found} of {dtype}")
-        data = bytearray(member.read())
+        with foreign_bytes():
+            data = bytearray(member.read())
     return np.frombuffer(data, dtype).reshape(shape)
 
 
 def shape_of(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     """Return the shape that an array has; errors as `read_numbers`."""
-    with archive.open(name) as member:
+    with _opened(archive, name) as member:
         return _header_of(archive, name, member)[0]
 
 
@@ -58,9 +60,10 @@ def read_texts(archive: zipfile.ZipFile, name: str, *, count: int) -> list[str]:
         count: N, that it must have.
 
     Raises:
-        ValueError: it is another array; other errors as `zipfile` has them.
+        ValueError: damaged, or it is another array.
+        OSError: the system cannot read it.
     """
-    with archive.open(name) as member:
+    with _opened(archive, name) as member:
         found, dtype = _header_of(archive, name, member)
         if found not in ((count,), ()) or dtype.kind != "U" or dtype.itemsize > 4 * LONGEST_TEXT:
             raise ValueError(f"{name} is an array {found} of {dtype}")
@@ -68,18 +71,37 @@ def read_texts(archive: zipfile.ZipFile, name: str, *, count: int) -> list[str]:
             return [""] * count
         texts: list[str] = []
         together = max(1, _TOGETHER_BYTES // dtype.itemsize)
-        while len(texts) < count and (data := member.read(together * dtype.itemsize)):
-            texts += np.frombuffer(data, dtype).tolist()
+        while len(texts) < count:
+            with foreign_bytes():
+                some = np.frombuffer(member.read(together * dtype.itemsize), dtype).tolist()
+            if not some:
+                raise ValueError(f"{name} holds {len(texts)} of {count} texts")
+            texts += some
     return texts
+
+
+def _info_of(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    if name not in archive.NameToInfo:
+        raise ValueError(f"it has no {name}")
+    return archive.NameToInfo[name]
+
+
+def _opened(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    info = _info_of(archive, name)
+    with foreign_bytes():
+        return archive.open(info)
 
 
 def _header_of(
     archive: zipfile.ZipFile, name: str, member: IO[bytes]
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of the array in a member, which is as large as they say."""
-    if np.lib.format.read_magic(member) != (1, 0):
+    with foreign_bytes():
+        version = np.lib.format.read_magic(member)
+    if version != (1, 0):
         raise ValueError(f"{name} is of another version of NumPy's format")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+    with foreign_bytes():
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
     size, begun = archive.getinfo(name).file_size, member.tell()
     if fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != size - begun:
         raise ValueError(f"{name} is an array {shape} of {dtype} in {size:,} bytes")
@@ -94,10 +116,12 @@ def open_archive(file: IO[bytes], size: int) -> zipfile.ZipFile:
         size: of it, in bytes.
 
     Raises:
-        FormatError: members lie in one another; other errors as `zipfile` has them.
+        ValueError: it is none, or members lie in one another.
+        OSError: the system cannot read it.
     """
-    archive = zipfile.ZipFile(file)
+    with foreign_bytes():
+        archive = zipfile.ZipFile(file)
     stored = [each for each in archive.infolist() if each.compress_type == zipfile.ZIP_STORED]
     if sum(max(each.file_size, each.compress_size) for each in stored) > size:
-        raise FormatError("its members claim more bytes than it has")
+        raise ValueError("its members claim more bytes than it has")
     return archive
