@@ -97,5 +97,5 @@ def test_the_command_says_with_what_it_begins(teacher: Path, tmp_path: Path):
     missing = protperf("train", f"data.path={small_dataset()}", "init_from=nowhere", cwd=tmp_path)
     assert missing.returncode == 1
     assert missing.stderr.strip().splitlines()[-1] == (
-        "protperf train: nowhere: no such file or folder; give a .ckpt file or the folder of a run"
+        "protperf train: nowhere: no such file or folder; give a .ckpt file, or the folder of a run or a model"
     )
