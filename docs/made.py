@@ -1,7 +1,8 @@
 """What pages of the site are made of and nobody writes: every --help, every configuration key, figures of measurements.
 
 A page asks for it in a line `<!-- made: NAME -->`, or `<!-- made: figures EXPERIMENT [FIGURE...] -->`: figures
-drawn from the numbers in docs/paper, which `protperf bench paper` measured.
+drawn from the numbers in docs/paper, which `protperf bench paper` measured. What stands between
+`<!-- only on GitHub -->` and `<!-- everywhere -->` is no part of the site.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ CONF = DOCS.parent / "conf"
 WIDTH = "80"
 """Columns of the terminal in which helps are shown."""
 _MADE = re.compile(r"^<!-- made: (\w+)((?: \S+)*) -->$", re.MULTILINE)
+_ELSEWHERE = re.compile(r"^<!-- only on GitHub -->$.*?^<!-- everywhere -->$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)#:\s]+)\)")
 
 
@@ -62,7 +64,8 @@ def complete(app: Sphinx, page: str, source: list[str]) -> None:
             raise ExtensionError(f"{page}: {match[0]}: there are: {', '.join(MAKERS)}, figures EXPERIMENT")
         return MAKERS[name]()
 
-    source[0] = _MADE.sub(make, _LINK.sub(_without_folders, source[0]))
+    text = _ELSEWHERE.sub("", source[0])
+    source[0] = _MADE.sub(make, _LINK.sub(_without_folders, text))
 
 
 def _without_folders(link: re.Match[str]) -> str:
@@ -121,6 +124,16 @@ def configuration() -> str:
     return "\n\n".join([*sections, f"## experiment\n\nSettings of several groups. {choices('experiment')}"])
 
 
+def contributing() -> str:
+    """Return the page of the repository's root."""
+    return (DOCS.parent / "CONTRIBUTING.md").read_text()
+
+
+def changelog() -> str:
+    """Return the page of the repository's root."""
+    return (DOCS.parent / "CHANGELOG.md").read_text()
+
+
 def show(value: Any) -> str:
     """Return a value as one writes it on the command line."""
     if isinstance(value, bool):
@@ -152,4 +165,9 @@ def figures(app: Sphinx, experiment: str, *wanted: str) -> str:
     return "\n\n".join(shown)
 
 
-MAKERS = {"commands": commands, "configuration": configuration}
+MAKERS = {
+    "commands": commands,
+    "configuration": configuration,
+    "contributing": contributing,
+    "changelog": changelog,
+}

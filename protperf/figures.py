@@ -30,17 +30,18 @@ def new_figure(title: str, *, size: tuple[float, float] = (7.0, 4.5)) -> tuple[F
 
 
 def new_panels(
-    title: str, *, rows: int, widths: Sequence[float], height: float
+    title: str, *, rows: int, widths: Sequence[float], height: float, width: float = 13.0
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return an empty figure of several panels, and their axes row by row.
 
     Args:
         title: of the whole figure.
         rows: number of rows.
-        widths: of the panels of a row, in parts of each other; the figure is 13 inches wide.
+        widths: of the panels of a row, in parts of each other.
         height: of a row, in inches.
+        width: of the figure, in inches.
     """
-    figure = _empty_figure((13.0, height * rows + 0.4))
+    figure = _empty_figure((width, height * rows + 0.4))
     grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
     panels = [[figure.add_subplot(grid[row, column]) for column in range(len(widths))] for row in range(rows)]
     for axes in (axes for row in panels for axes in row):

@@ -65,7 +65,7 @@ def plot_curve(options: argparse.Namespace) -> Figure:
     }
     if not curves:
         raise ValueError(f"{path}: holds no perplexity yet; let the run reach its first logged step")
-    return draw_curve(curves, floors, title="/".join(path.resolve().parent.parts[-2:]))
+    return draw_curve(curves, floors, title=options.title or "/".join(path.resolve().parent.parts[-2:]))
 
 
 def draw_curve(curves: dict[str, dict[int, float]], floors: dict[str, float], *, title: str) -> Figure:
@@ -103,7 +103,8 @@ def draw_curve(curves: dict[str, dict[int, float]], floors: dict[str, float], *,
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set(xlabel="optimizer steps", ylabel="perplexity (per asked residue)")
-    axes.legend(frameon=False, fontsize=9)
+    # Below the axes: floors run from edge to edge, so that inside it would lie on one.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
@@ -152,8 +153,10 @@ def plot_map(options: argparse.Namespace) -> Figure:
             f"{options.embeddings}: no header names an organism (INS_HUMAN, OS=...); use --colour length"
         )
     pooled = file.info.kind if file.info.kind in VECTORS else "mean"
-    title = f"{len(vectors):,} proteins, {pooled} embeddings of {file.info.checkpoint}"
-    return draw_map(protein_map, np.array(lengths), groups, title=title)
+    title = (
+        f"{options.embeddings.name}: {len(vectors):,} proteins, {pooled} embeddings of {file.info.checkpoint}"
+    )
+    return draw_map(protein_map, np.array(lengths), groups, title=options.title or title)
 
 
 def project(vectors: np.ndarray) -> ProteinMap:
@@ -236,6 +239,7 @@ def _scatter_groups(axes: Axes, points: np.ndarray, groups: np.ndarray) -> None:
             dots = _dots(len(points) if name == "others" else mask.sum())
             axes.scatter(x, y, color=colour, label=f"{name} ({mask.sum():,})", **dots)
     axes.legend(
+        title="organism",
         loc="center left",
         bbox_to_anchor=(1, 0.5),
         frameon=False,
@@ -306,10 +310,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--color",
         choices=("auto", "length", "organism"),
         default="auto",
-        help="what the colours show; auto: the organism where headers name one, else the length (%(default)s)",
+        help="what the colours show: the organism, by UniProt's mnemonic (HUMAN) or else its name, or the length; "
+        "auto: the organism where headers name one (%(default)s)",
     )
-    for each in (curve, protein_map):
+    for each, own in (
+        (curve, "the last two folders of the run's path"),
+        (protein_map, "the names of the file and of the checkpoint"),
+    ):
         each.add_argument("out", type=Path, help="the figure to write")
+        each.add_argument("--title", help=f"of the figure, in place of {own}")
         each.add_argument("--force", action="store_true", help="replace a figure that is there")
     return parser
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
 from conftest import REPOSITORY
+from hydra import compose, initialize_config_module
 from test_cluster_docs import TREMBL
 
 from protperf.bench.presets import read_preset
 from protperf.bench.scaling import ASKED
 from protperf.devices import PEAKS
+from protperf.train import read_settings
 from protperf.work import training_work
 
 PAGE = (REPOSITORY / "docs" / "cloud.md").read_text()
@@ -30,7 +33,7 @@ def work_of_a_token() -> float:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
 def test_a_pass_costs_what_the_table_says(row: list[str]):
-    _, _, gpus, peak, hours, price, day, cost, hours_of_eight = row
+    _, _, cost, gpus, peak, hours, price, day, hours_of_eight = row
     name = next(word for word in gpus.split() if word in ("A100", "H100", "H200"))
     one = TREMBL * work_of_a_token() / (0.24 * PEAKS[name].bf16 * 1e12) / 3600
     assert float(hours) == pytest.approx(one, rel=2e-3)
@@ -40,12 +43,28 @@ def test_a_pass_costs_what_the_table_says(row: list[str]):
     assert day.startswith("2026-")
 
 
+def test_every_command_of_the_page_is_the_pass_that_it_prices():
+    """And the decay of its learning rate ends with it."""
+    commands = re.findall(r"experiment=trembl_masked_36l(?:[^`\n]|\n(?! *\n))*", PAGE)
+    assert len(commands) == 4
+    for command in commands:
+        assert "trainer.max_steps=144800" in command
+    for overrides, steps in (["trainer.max_steps=144800"], TREMBL / 64 / 8192), ([], 500_000):
+        with initialize_config_module("protperf.conf", version_base="1.3"):
+            settings = read_settings(compose("train", ["experiment=trembl_masked_36l", *overrides]))
+        assert settings.trainer.max_steps == settings.optim.decay_steps == pytest.approx(steps, rel=1e-3)
+        assert settings.data.batch_size == 64
+
+
 def test_sums_in_the_text_are_right():
     text = " ".join(PAGE.split())
-    cheapest, dearest = (limit(float(row[7]) for row in ROWS) for limit in (min, max))
+    cheapest, dearest = (limit(float(row[2]) for row in ROWS) for limit in (min, max))
     assert f"({cheapest:.0f} to {dearest:.0f} dollars at" in " ".join(
         (REPOSITORY / "README.md").read_text().split()
     )
+    passes = 500_000 * 64 * 8192 / TREMBL
+    assert f"{passes:.2f} passes: {cheapest * passes:,.0f} to {dearest * passes:,.0f} USD instead of" in text
+    assert f"instead of {cheapest:.0f} to {dearest:.0f}." in text
     checkpoint = 12.04 * 75_590_656
     for said, value, expected in (
         ("at 100 MB/s 9 s", 9, checkpoint / 100e6),

@@ -106,6 +106,14 @@ def test_no_service_runs_as_root_or_can_write_its_root(service: str):
     assert section["entrypoint"][:2] == ["tini", "--"]
 
 
+def test_services_without_a_gpu_are_those_that_need_none():
+    """A reservation of GPUs keeps a service from starting on a machine that has none."""
+    assert {name for name, section in COMPOSE["services"].items() if "deploy" not in section} == {
+        "prepare",
+        "demo",
+    }
+
+
 def test_whoever_trains_is_given_the_time_for_a_checkpoint_on_a_slow_disk():
     training = [spec for name, spec in PODS if name in ("train.yaml", "trainjob.yaml")]
     assert len(training) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import slurm
 from checkpoints import make_checkpoint
+from conftest import REPOSITORY
 from prepared import SAMPLE, random_records, shard_bytes, write_fasta
 from training import clean_environment
 
@@ -23,7 +25,8 @@ from protperf.formats.embeddings import read_embeddings
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "docker" / "slurm"
+SCRIPTS = REPOSITORY / "docker" / "slurm"
+PAGE = (REPOSITORY / "docs" / "docker.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,17 @@ def submit(folder: Path, variables: dict[str, str], *words: str, **more: str) ->
     return set(re.findall(r" ExitCode=(\S+)", ask("scontrol", "show", "job", number)))
 
 
+def merging_line(out: str) -> str:
+    """Return what docs/docker.md submits behind the array, as the shell of somebody who has set PROTPERF gives it to sbatch."""
+    (written,) = re.findall(r'--wrap (".* --merge proteins\.h5")', PAGE)
+    variables = {"PATH": os.environ["PATH"], "PROTPERF": f"{sys.executable} -m protperf"}
+    line = subprocess.run(
+        ["bash", "-c", f"printf %s {written}"], env=variables, capture_output=True, text=True, check=True
+    ).stdout
+    assert line.startswith(f"srun {sys.executable} ")
+    return line.replace("proteins.h5", out)
+
+
 def logs(folder: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(folder.glob("*.out")))
 
@@ -71,7 +85,7 @@ def test_an_array_embeds_each_protein_once_and_what_waits_for_it_is_not_held_up_
     words = (*options, model.name, "a.fasta", "a.h5")
     assert submit(tmp_path, slurm_variables, *words) == {"0:0"}, logs(tmp_path)
     assert logs(tmp_path).count("is written; the records that it left out are listed beside it") == 2
-    assert embed(["--merge", str(tmp_path / "a.h5")]) == 3
+    assert submit(tmp_path, slurm_variables, "--wrap", merging_line("a.h5")) == {"3:0"}, logs(tmp_path)
     assert embed([str(model), str(tmp_path / "a.fasta"), str(tmp_path / "whole.h5")]) == 3
     (ids, rows), (expected_ids, expected) = (
         read_embeddings(tmp_path / name) for name in ("a.h5", "whole.h5")

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from protperf.formats import FormatError
 from protperf.formats.embedding_merge import WRITERS
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
 from protperf.formats.metrics_file import append_metrics
-from protperf.plot import main, organism_of, project
+from protperf.plot import draw_curve, main, organism_of, parse, plot_curve, plot_map, project
 
 WIDTH, HEIGHT = 1050, 675  # 7 x 4.5 inches at 150 dots
 
@@ -80,6 +81,37 @@ def test_floors_are_drawn_across_the_figure(tmp_path: Path):
     assert dark_in_row.max() > (WIDTH - 100) / 4  # a dotted line from edge to edge
 
 
+def test_the_legend_of_a_curve_covers_neither_curves_nor_floors():
+    curves = {"train": {step: 20.0 - step for step in range(1, 6)}, "valid": {5: 16.0}}
+    floors = {f"{name} on valid": 15.0 + number for number, name in enumerate(("a", "b", "c", "d"))}
+    figure = draw_curve(curves, floors, title="runs/mine")
+    figure.canvas.draw()
+    (legend,), (axes,) = figure.legends, figure.axes
+    assert len(legend.get_texts()) == 6
+    box, drawn = legend.get_window_extent(), axes.get_tightbbox()
+    assert not box.overlaps(drawn)
+    assert figure.bbox.contains(*box.min)
+    assert figure.bbox.contains(*box.max)
+
+
+def test_figures_say_what_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "runs").mkdir()
+    make_run(tmp_path / "runs" / "mine")
+    make_embeddings(tmp_path / "mine.h5")
+    monkeypatch.chdir(tmp_path)
+
+    def figure_of(*words: str) -> Figure:
+        options = parse([*words, "a.png"])
+        return (plot_curve if words[0] == "curve" else plot_map)(options)
+
+    (curve,), (points,) = figure_of("curve", "runs/mine").axes, figure_of("map", "mine.h5").axes
+    assert curve.get_title(loc="left") == "runs/mine"
+    assert points.get_title(loc="left") == "mine.h5: 60 proteins, mean embeddings of best.ckpt"
+    assert points.get_legend().get_title().get_text() == "organism"
+    for words in (("curve", "runs/mine"), ("map", "mine.h5")):
+        assert figure_of(*words, "--title", "Mine").axes[0].get_title(loc="left") == "Mine"
+
+
 def test_map_has_a_colour_for_each_organism_or_for_length(tmp_path: Path):
     embeddings = make_embeddings(tmp_path / "e.h5")
     for name, options in (
@@ -96,7 +128,7 @@ def test_map_has_a_colour_for_each_organism_or_for_length(tmp_path: Path):
 def test_map_of_rows_is_the_map_of_their_means(tmp_path: Path):
     for kind in ("mean", "per_tok"):
         embeddings = make_embeddings(tmp_path / f"{kind}.h5", kind=kind, organisms=False)
-        assert main(["map", str(embeddings), str(tmp_path / f"{kind}.png")]) == 0
+        assert main(["map", str(embeddings), str(tmp_path / f"{kind}.png"), "--title", "same"]) == 0
     assert changed_share(tmp_path / "mean.png", tmp_path / "per_tok.png") < 1e-3
 
 
@@ -104,7 +136,7 @@ def test_map_is_the_same_of_every_format(tmp_path: Path):
     pytest.importorskip("pyarrow")
     for name in ("h5", "npz", "parquet"):
         embeddings = make_embeddings(tmp_path / f"e.{name}")
-        assert main(["map", str(embeddings), str(tmp_path / f"{name}.png")]) == 0
+        assert main(["map", str(embeddings), str(tmp_path / f"{name}.png"), "--title", "same"]) == 0
         assert changed_share(tmp_path / "h5.png", tmp_path / f"{name}.png") == 0
     assert (
         main(["map", str(make_embeddings(tmp_path / "max.h5", kind="max")), str(tmp_path / "max.png")]) == 0

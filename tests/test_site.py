@@ -27,7 +27,7 @@ STRICT = ("--fresh-env", "--fail-on-warning", "--keep-going", "--quiet")
 BROWSERS = ("chromium-headless-shell", "chromium")
 PATIENCE = 120_000
 """Milliseconds; the machine may be busy."""
-LOOKED_AT = ("index", "tutorial", "favor", "paper", "commands", "configuration", "python")
+LOOKED_AT = ("index", "tutorial", "favor", "paper", "cloud", "commands", "configuration", "python")
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,24 @@ def test_make_docs_is_what_is_built_here():
 def test_every_page_is_in_the_site(site: Path):
     written = {path.stem for path in (REPOSITORY / "docs").glob("*.md")}
     assert written <= {path.stem for path in pages_of(site)}
+
+
+@pytest.mark.parametrize("page", ["howto", "explanation", "reference"])
+def test_a_list_of_pages_calls_them_what_they_call_themselves(site: Path, page: str):
+    """The sidebar does it by itself."""
+    listed = re.findall(
+        r"^- \[([^]]+)\]\((\w+)\.md\)", (REPOSITORY / "docs" / f"{page}.md").read_text(), re.MULTILINE
+    )
+    assert len(listed) >= 3
+    for name, target in listed:
+        (title,) = re.findall(r"<h1>(.*?)<a ", (site / f"{target}.html").read_text())
+        assert html.unescape(re.sub(r"<[^>]+>", "", title)).replace("\u2019", "'") == name
+
+
+def test_the_site_has_the_pages_of_the_root_and_nothing_that_is_only_for_github(site: Path):
+    assert "A protein walks through it" in text_of(site / "contributing.html")
+    assert "Keep a Changelog" in text_of(site / "changelog.html")
+    assert not [page.name for page in pages_of(site) if "complete in the site" in text_of(page)]
 
 
 def test_links_lead_somewhere(site: Path):

@@ -18,7 +18,7 @@ from torch import Tensor
 from protperf.attention import attend, draw_projection, projection_generator
 from protperf.attention.projection import COUPLINGS
 from protperf.bench import measure
-from protperf.bench.figures import draw_lines
+from protperf.bench.figures import draw_lines, draw_stacked
 from protperf.bench.replaced import Substitute, attention_replaced, average_values
 from protperf.bench.report import Report, format_table, say
 from protperf.config import ModelConfig
@@ -100,11 +100,18 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def draw(numbers: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw a figure for each scale of q and k, and one of errors through a model."""
-    figures = {
-        f"error_{sigma}": _figure(errors, f"error of attention, q, k ~ {sigma} N(0, 1)", "features")
-        for sigma, errors in numbers["by_features"].items()
-    }
+    """Draw a figure for each scale of q and k, one of all scales, and one of errors through a model."""
+    figures = {}
+    if numbers["by_features"]:
+        figures["error_features"] = draw_stacked(
+            {f"q, k ~ {sigma} N(0, 1)": _series(errors) for sigma, errors in numbers["by_features"].items()},
+            title="error of attention",
+            x="features",
+            y="relative error",
+        )
+    for sigma, errors in numbers["by_features"].items():
+        title = f"error of attention, q, k ~ {sigma} N(0, 1)"
+        figures[f"error_{sigma}"] = _figure(errors, title, "features")
     if "by_layers" in numbers:
         title = f"error of hidden states, random weights, {numbers['layer_features']} features"
         figures["error_layers"] = _figure(numbers["by_layers"], title, "layers")
@@ -278,11 +285,13 @@ def table_of(title: str, errors: Errors, columns: Sequence[int]) -> str:
 
 
 def _figure(errors: Mapping[str, Mapping[Any, float | None]], title: str, x: str) -> Figure:
-    """Draw errors; as JSON holds them, places are text and what is not finite is `None`."""
+    return draw_lines(_series(errors), title=title, x=x, y="relative error")
+
+
+def _series(errors: Mapping[str, Mapping[Any, float | None]]) -> dict[str, list[tuple[int, float]]]:
+    """Return points to draw; as JSON holds errors, places are text and what is not finite is `None`."""
     series = {
         name: [(int(place), error) for place, error in points.items() if error and error < float("inf")]
         for name, points in errors.items()
     }
-    return draw_lines(
-        {name: points for name, points in series.items() if points}, title=title, x=x, y="relative error"
-    )
+    return {name: points for name, points in series.items() if points}

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protperf.figures import COLOURS, new_figure, save_figure
+from protperf.figures import COLOURS, new_figure, new_panels, save_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 REFERENCES = ("SDPA", "X line", "uniform attention")
@@ -31,6 +32,40 @@ def draw_lines(series: Mapping[str, Sequence[tuple[float, float]]], *, title: st
         y: label.
     """
     figure, axes = new_figure(title, size=_SIZE)
+    _add_lines(axes, series)
+    axes.set(xlabel=x, ylabel=y)
+    if series:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    return figure
+
+
+def draw_stacked(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], *, title: str, x: str, y: str
+) -> Figure:
+    """Draw panels of curves one above another, with the same axes and one legend; narrow, for telephones too.
+
+    Args:
+        panels: title -> series, as `draw_lines` takes them; the same names in each.
+        title: of the figure.
+        x: label.
+        y: label.
+    """
+    figure, rows = new_panels(title, rows=len(panels), widths=(1,), height=2.2, width=5.5)
+    column = [axes for (axes,) in rows]
+    for axes, (name, series) in zip(column, panels.items(), strict=True):
+        if axes is not column[0]:
+            axes.sharex(column[0])
+            axes.sharey(column[0])
+        _add_lines(axes, series)
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.set_ylabel(y)
+    column[-1].set_xlabel(x)
+    handles, labels = column[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _add_lines(axes: Axes, series: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     groups = dict.fromkeys(name.partition(", ")[0] for name in series)
     coloured = [group for group in groups if group not in REFERENCES]
     variants: dict[str, int] = {}
@@ -47,10 +82,6 @@ def draw_lines(series: Mapping[str, Sequence[tuple[float, float]]], *, title: st
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set(xlabel=x, ylabel=y)
-    if series:
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    return figure
 
 
 def draw_bars(values: Mapping[str, float], *, title: str, x: str) -> Figure:
