@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -33,9 +34,20 @@ def blocks_of(page: str, *languages: str) -> list[tuple[str, str]]:
     return re.findall(pattern, read_page(page), flags=re.MULTILINE | re.DOTALL)
 
 
+@contextmanager
+def programs_anew() -> Iterator[None]:
+    """Forget, for a while, which programs were imported: `runpy` would warn of them."""
+    names = [name for module, _ in cli.COMMANDS.values() for name in (module, f"{module}.__main__")]
+    kept = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    try:
+        yield
+    finally:
+        sys.modules.update(kept)
+
+
 def call(words: list[str]) -> int:
     """Run a command in this process, through the front door; return its exit status."""
-    with patch.object(sys, "argv", ["protperf", *words]):
+    with patch.object(sys, "argv", ["protperf", *words]), programs_anew():
         try:
             return cli.main()
         except SystemExit as end:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import programs_anew
 from training import SMALL, clean_environment, protperf, small_dataset
 
 from protperf import __version__
@@ -20,12 +21,10 @@ HEAVY = ("torch", "numpy", "hydra", "omegaconf", "h5py", "pytorch_lightning", "w
 
 def run_main(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     """Run the command in this process, as the console script would, and return its exit status."""
-    for module, _ in COMMANDS.values():
-        for name in (module, f"{module}.__main__"):  # imported by other tests; runpy would warn
-            monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "argv", ["protperf", *arguments])
     try:
-        return main()
+        with programs_anew():
+            return main()
     except SystemExit as stop:
         if isinstance(stop.code, str):  # what the interpreter does with it
             print(stop.code, file=sys.stderr)

@@ -149,7 +149,10 @@ def test_other_data_than_the_model_was_trained_on_is_said(run, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere", "DATA"], "nowhere: no such file or folder; give a .ckpt file, or the folder of a run or a model"),
+        (
+            ["nowhere", "DATA"],
+            "nowhere: no such file or folder; give a .ckpt file, or the folder of a run or a model",
+        ),
         (["RUN", "nowhere"], "nowhere"),
         (
             ["RUN", "DATA", "--splits", "holdout"],

@@ -66,7 +66,12 @@ class Job:
         )
         self.folder = folder
         limits = ("--gpus-per-node=0", "--cpus-per-task=1", "--time=30", *options)
-        arguments = (f"data.path={small_dataset()}", *SMALL, *ARGUMENTS, *([f"name={name}"] if name else []))
+        arguments = (
+            f"data.path={small_dataset()}",
+            *SMALL,
+            *ARGUMENTS,
+            *([f"++name={name}"] if name else []),
+        )
         said = self.ask("sbatch", "--parsable", *limits, str(SCRIPT), *arguments)
         self.number = said.strip()
         self.run_dir = folder / "runs" / (name or f"protperf-{self.number}")
@@ -203,6 +208,14 @@ def test_a_job_that_got_nowhere_is_not_queued_again(
     assert job.field("ExitCode") == f"{status}:0"
     assert job.field("Restarts") == "0"
     assert said in job.log()
+
+
+def test_a_folder_that_only_hydra_could_name_is_refused_at_once(tmp_path: Path):
+    variables = {"PATH": os.environ["PATH"], "SLURM_JOB_NAME": "protperf", "SLURM_JOB_ID": "1"}
+    command = ["bash", str(SCRIPT), "name=mine", "+run_dir=runs/${name}"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("train.sbatch: the run's folder is runs/${name}: write it out; ")
 
 
 def test_a_sweep_trains_each_run_in_a_job_of_its_own(slurm_variables: dict[str, str], tmp_path: Path):

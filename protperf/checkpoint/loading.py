@@ -83,7 +83,9 @@ def find_checkpoint(path: Path) -> Path:
     if path.is_file():
         return path.with_name(WEIGHTS_NAME) if path.name == CONFIG_NAME else path
     if not path.exists():
-        raise ValueError(f"{path}: no such file or folder; give a .ckpt file, or the folder of a run or a model")
+        raise ValueError(
+            f"{path}: no such file or folder; give a .ckpt file, or the folder of a run or a model"
+        )
     for folder in (path, path / "checkpoints"):
         candidates = [*step_checkpoints(folder)[-1:], folder / BEST_NAME]
         existing = [candidate for candidate in candidates if candidate.is_file()]
