@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import struct
+import subprocess
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from hostile import CALLS, archive, pickled
+from prepared import REPOSITORY
 
 from protperf.checkpoint import load_model
 from protperf.convert.files import read_pickle
@@ -203,3 +206,51 @@ def test_a_tensor_claims_no_more_numbers_than_are_stored(tmp_path: Path):
 def test_a_device_beside_the_weights_is_a_plain_value(tmp_path: Path):
     torch.save({"model": {"a": torch.ones(2)}, "device": torch.device("cpu")}, tmp_path / "m.bin")
     assert read_pickle(tmp_path / "m.bin")["a"].tolist() == [1, 1]
+
+
+def test_no_message_writes_out_what_a_pickle_holds_many_times(tmp_path: Path):
+    """22 levels are 4 million ones, 80 MB of text; in a process of its own, with little memory."""
+    content = torch.load(make_checkpoint(tmp_path / "m.ckpt"), weights_only=True)
+    levels = 22
+    twice: tuple[object, ...] = (1,)
+    for _ in range(levels):
+        twice = (twice, twice)
+    about, state = content["protperf"], content["state_dict"]
+    cases = {
+        "weight": content | {"state_dict": state | {twice: torch.ones(1)}},
+        "setting": content | {"protperf": about | {"model": about["model"] | {twice: 1}}},
+        "origin": content | {"protperf": about | {"origin": twice}},
+        "value": content | {"protperf": about | {"model": about["model"] | {"attention": twice}}},
+        "foreign": {twice: torch.ones(1)},
+    }
+    for name, case in cases.items():
+        torch.save(case, tmp_path / f"{name}.bin")
+    script = """
+import sys
+from pathlib import Path
+from hostile import limit_memory
+from protperf.checkpoint import load_model
+from protperf.convert.files import read_pickle
+limit_memory(64 << 20)
+for name in ("weight", "setting", "value", "origin", "foreign"):
+    path = Path(sys.argv[1], f"{name}.bin")
+    try:
+        read = read_pickle if name == "foreign" else load_model
+        print(name, "read", getattr(read(path), "origin", None))
+    except ValueError as error:
+        print(name, str(error).removeprefix(str(path)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])},
+    )
+    foreign = ": not a checkpoint of `protperf train` ({} is of another type); give another one"
+    assert done.stdout.splitlines() == [
+        f"weight {foreign.format('state_dict.(a key of type tuple)')}",
+        f"setting {foreign.format('protperf.model.(a key of type tuple)')}",
+        f"value {foreign.format('protperf.model.attention')}",
+        "origin read ",
+        "foreign : not a state dict (names and tensors); save the state dict alone",
+    ], done.stderr
