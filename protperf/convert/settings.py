@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from protperf.formats import FormatError, shown
+from protperf.formats import FormatError
 
 
 class Settings:
@@ -82,4 +82,4 @@ class Settings:
 
     def error(self, name: str, allowed: str) -> FormatError:
         """Return the error of a key that has not an allowed value."""
-        return FormatError(f"{self.place}: {name} is {shown(self.get(name))}; allowed: {allowed}")
+        return FormatError(f"{self.place}: {name} is {self.get(name)!r}; allowed: {allowed}")

@@ -13,7 +13,7 @@ from protperf.convert.esm import convert_esm
 from protperf.convert.fairseq import convert_fairseq, encoder_of
 from protperf.convert.files import read_source
 from protperf.convert.layouts import Converted, Source
-from protperf.formats import FormatError, shown
+from protperf.formats import FormatError
 from protperf.formats.sizes import hash_file
 from protperf.model import ProteinModel
 
@@ -87,7 +87,7 @@ def convert_source(source: Source, *, heads: int | None = None) -> tuple[str, Co
         kind = _FAIRSEQ
     if not isinstance(kind, str) or kind not in LAYOUTS:
         raise FormatError(
-            f"{source.config_place}: weights of model_type {shown(kind)}; allowed: {', '.join(LAYOUTS)} (Sapiens, told by its names)"
+            f"{source.config_place}: weights of model_type {kind!r}; allowed: {', '.join(LAYOUTS)} (Sapiens, told by its names)"
         )
     if not source.vocabulary:
         raise FormatError(
