@@ -31,7 +31,7 @@ except ImportError as error:
     raise ImportError("protperf.hf needs transformers: pip install 'protperf[hf]'") from error
 
 from protperf.checkpoint.files import BEFORE, describe
-from protperf.checkpoint.folder import MODEL_TYPE, WEIGHTS_NAME, check_config, folder_config
+from protperf.checkpoint.folder import MODEL_TYPE, check_config, folder_config
 from protperf.checkpoint.loading import build_model, check_shared
 from protperf.config import ModelConfig, ObjectiveConfig
 from protperf.formats.json_files import read_json
@@ -157,9 +157,9 @@ class ProtperfPreTrainedModel(PreTrainedModel):
             ValueError: weights are missing, unknown, damaged, not finite or of another shape: none is made up.
         """
         place = pretrained_model_name_or_path
-        file = Path(place or "", kwargs.get("subfolder") or "", WEIGHTS_NAME)
-        if place and file.is_file():
-            check_shared(file)
+        folder = Path(place or "", kwargs.get("subfolder") or "")
+        if place and folder.is_dir():
+            check_shared(folder)
         kwargs["use_safetensors"] = True  # no pickle, whatever else lies in the folder
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(place, *args, output_loading_info=True, **kwargs)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -390,6 +391,27 @@ def test_the_card_takes_name_licence_and_scores_from_the_user_and_invents_none(f
     with pytest.raises(ValueError, match=r"scores\.json: of a masked model after 8 steps, .* masked .* 7"):
         main([str(folder), str(tmp_path / "other"), *options])
     assert not (tmp_path / "other").exists()
+
+
+def test_a_card_takes_no_markup_of_a_stranger_s_run(finished: Path, tmp_path: Path):
+    run_dir = tmp_path / "run\n# Licence"
+    shutil.copytree(finished, run_dir)
+    config = OmegaConf.load(run_dir / "config.yaml")
+    config.optim.kind = "adamw |\n\n# Licence\n\nMIT <script>x</script> \x1b[31m `a` [b](c) \\| d"
+    config.data.context_length = "many"
+    OmegaConf.save(config, run_dir / "config.yaml")
+    content = torch.load(run_dir / "checkpoints" / "best.ckpt", weights_only=True)
+    content["protperf"] |= {"origin": "a` <b>", "dataset_digest": "0` <b>"}
+    torch.save(content, run_dir / "checkpoints" / "best.ckpt")
+    trained = load_model(run_dir)
+    card = write_card(trained, collect_facts(trained), CardDetails())
+    assert all(char.isprintable() or char == "\n" for char in card)
+    assert "\n# Licence" not in card
+    assert re.search(r"(?<!\\)<(?!mask>)", re.sub(r"`[^`]*`", "", card)) is None
+    line = next(line for line in card.splitlines() if line.startswith("| optim.kind "))
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
+    assert "from `a' <b>`;" in card
+    assert "digest `unknown`" in card
 
 
 def test_scores_of_other_weights_are_refused_whatever_their_step(folder: Path, tmp_path: Path):

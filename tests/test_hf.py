@@ -211,6 +211,21 @@ def test_weights_that_are_no_numbers_are_refused(masked: Path):
         AutoModel.from_pretrained(masked)
 
 
+def test_a_configuration_asks_for_no_more_layers_than_there_are(masked: Path):
+    """Also where transformers has cut the weights into several files."""
+    config = json.loads((masked / "config.json").read_bytes())
+    ProtperfForMaskedLM.from_pretrained(masked).save_pretrained(masked / "cut", max_shard_size="8KB")
+    (masked / "cut" / "config.json").write_text(json.dumps(config))
+    assert len(list((masked / "cut").glob("*.safetensors"))) > 1
+    ProtperfForMaskedLM.from_pretrained(masked / "cut")
+    narrow = {"model_dim": 2, "num_heads": 1, "feedforward_dim": 1, "num_features": 1}
+    config["model"] |= {"num_layers": 500, **narrow}
+    for folder in (masked, masked / "cut"):
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ValueError, match=r"asks for 500 layers, the file holds \d+ tensors"):
+            ProtperfForMaskedLM.from_pretrained(folder)
+
+
 def test_another_vocabulary_is_refused(masked: Path):
     config = json.loads((masked / "config.json").read_text()) | {"fingerprint": "0" * 64}
     (masked / "config.json").write_text(json.dumps(config))

@@ -30,6 +30,13 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "pooling": {"attention": "linformer", "linformer_length": 10**9, "linformer_rank": 10**9},
     "buckets": {"attention": "reformer", "lsh_buckets": 10**12},
     "a number beyond all": {"num_layers": 10**300},
+    "layers of nothing": {
+        "num_layers": 100_000,
+        "model_dim": 2,
+        "num_heads": 1,
+        "feedforward_dim": 1,
+        "num_features": 1,
+    },
     "rounds": {"attention": "reformer", "lsh_buckets": 1, "lsh_rounds": 10**9},
 }
 

@@ -1,11 +1,12 @@
 """The model card: what a model is, what it learned from, how good it is, what it is for, and how it is opened.
 
-It tells what the checkpoint, its run and a file of scores say, and nothing else.
+It tells what the checkpoint, its run and a file of scores say, and nothing else; their words stand in it as plain text.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from protperf.attention.features import FEATURE_MAPS, UNPROJECTED
 from protperf.checkpoint.facts import RunFacts
 from protperf.checkpoint.loading import TrainedModel
 from protperf.config import ModelConfig
+from protperf.formats import one_line
 from protperf.formats.manifest import Manifest
 from protperf.formats.scores import AGAINST, MODEL, TRAINING_SPLIT, Scores
 
@@ -31,6 +33,8 @@ _USES = {
     "causal": "Embeddings, likelihoods of proteins, generation of sequences; a start for fine-tuning.",
 }
 _CLASSES = {"masked": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
+_MARKUP = re.compile(r"[\\`*<>\[\]|&~]")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TASKS = {"masked": "fill-mask"}
 """What hubs ask of a model through transformers; there, nothing samples from a causal one."""
 
@@ -57,7 +61,7 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
     cost = "exact, quadratic" if config.is_exact_somewhere else "linear"
     parts = [
         _front_matter(kind, details.licence),
-        f"# {details.name or facts.name or 'A protein language model'}",
+        f"# {details.name or _plain(facts.name) or 'A protein language model'}",
         f"A {kind} protein language model with {parameters:,} parameters, trained "
         f"{'in another form' if trained.origin else 'with protperf'} to predict {_QUESTIONS[kind]}. Its attention (`{config.attention}`) is {cost} in the length of a protein.",
         "## Model",
@@ -117,7 +121,7 @@ def _shape(trained: TrainedModel) -> Iterable[tuple[str, Any]]:
         yield "layers with exact attention", ", ".join(map(str, config.softmax_layers))
     yield "positions", _positions(config)
     yield "queries and keys normalised", "yes" if config.qk_norm else "no"
-    yield "vocabulary", f"{len(trained.model.embedding.weight)} tokens, in `config.json`"
+    yield "vocabulary", f"{len(trained.model.embedding.weight)} tokens, in config.json"
     yield (
         "weights",
         f"float32; the output head is {'the embedding' if config.tied_head else 'a matrix of its own'}",
@@ -125,7 +129,7 @@ def _shape(trained: TrainedModel) -> Iterable[tuple[str, Any]]:
 
 
 def _training(trained: TrainedModel, facts: RunFacts) -> str:
-    origin = f"Converted by protperf from `{trained.origin}`; what these weights were trained on, and how, those who made them tell."
+    origin = f"Converted by protperf from {_quoted(trained.origin)}; what these weights were trained on, and how, those who made them tell."
     if trained.origin and not trained.step:
         return f"{origin} Not trained since."
     rows: list[tuple[str, Any]] = [("optimizer steps", f"{trained.step:,}")]
@@ -134,15 +138,15 @@ def _training(trained: TrainedModel, facts: RunFacts) -> str:
     rows.append(("data.attend_across_documents", trained.attend_across_documents))
     rows += facts.settings.items()
     parts = [f"{origin} Trained on with protperf:"] if trained.origin else []
-    parts += [f"Dataset: SHA-256 digest `{trained.dataset_digest or 'unknown'}`."]
+    parts += [f"Dataset: SHA-256 digest {_digest(trained.dataset_digest)}."]
     if facts.manifest is not None:
         parts += [_dataset(facts.manifest)]
     return "\n\n".join([*parts, _table(("setting", "value"), rows)])
 
 
 def _dataset(manifest: Manifest) -> str:
-    names = ", ".join(f"`{entry.name}`" for entry in manifest.inputs if entry.role == "sequences")
-    release = f" (release {manifest.release})" if manifest.release else ""
+    names = ", ".join(_quoted(entry.name) for entry in manifest.inputs if entry.role == "sequences")
+    release = f" (release {_plain(manifest.release)})" if manifest.release else ""
     rows = [
         (split, f"{stats.sequences:,}", f"{stats.residues:,}")
         for split, stats in manifest.splits.items()
@@ -181,7 +185,7 @@ def _results(trained: TrainedModel, facts: RunFacts, scores: Scores) -> str:
     digests = (predictors.get(MODEL, {}).get("dataset_digest", own) for predictors in measured.values())
     others = [digest for digest in digests if digest != own]
     asked = (
-        f"of a dataset that is not that of the training (digest `{others[0]}`), so training may have seen them"
+        f"of a dataset that is not that of the training (digest {_quoted(str(others[0]))}), so training may have seen them"
         if others
         else "held out from training"
     )
@@ -195,6 +199,7 @@ def _results(trained: TrainedModel, facts: RunFacts, scores: Scores) -> str:
 def _limits(trained: TrainedModel, facts: RunFacts) -> str:
     most = trained.model.max_length
     window = facts.settings.get("data.context_length") or (facts.manifest.window if facts.manifest else 0)
+    window = window if type(window) is int else 0
     seen = f"It was trained on windows of {window:,} tokens: l" if window else "L"
     lines = [
         f"{seen}onger proteins than training showed are computed whole, but how well is not known."
@@ -234,5 +239,20 @@ logits = model(**tokenizer(["MKTAYIAKQR"], return_tensors="pt")).logits  # (1, 1
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    lines = [head, ["---"] * len(head), *([_plain(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(value: Any) -> str:
+    """Return what a file says as one line in which nothing is Markdown or HTML."""
+    return _MARKUP.sub(r"\\\g<0>", one_line(str(value)))
+
+
+def _quoted(text: str) -> str:
+    """Return what a file says as a piece of code, which ends where it ends."""
+    return "`" + one_line(text).replace("`", "'") + "`"
+
+
+def _digest(text: Any) -> str:
+    """Return a digest that a file tells, which is 64 hex digits or none."""
+    return f"`{text if type(text) is str and _DIGEST.fullmatch(text) else 'unknown'}`"

@@ -11,7 +11,7 @@ from torch import Tensor
 from protperf import __version__
 from protperf.checkpoint.pickles import Refusal, read_tensors
 from protperf.config import ModelConfig, ObjectiveConfig, to_dict
-from protperf.formats import FormatError
+from protperf.formats import FormatError, shown
 from protperf.vocab import VOCABULARY, check_fingerprint
 
 FORMAT_VERSION = 1
@@ -133,14 +133,14 @@ def _check_types(path: Path, content: dict[str, Any]) -> None:
     wrong = [name for name, value, kind in kinds if type(value) is not kind]
     if not wrong:
         wrong += [
-            f"{ENTRY}.{section}.{name!s:.60}"
+            f"{ENTRY}.{section}.{_key(name)}"
             for section in ("model", "objective")
             for name, value in about[section].items()
             if not (_is_plain(name) and _is_plain(value))
         ]
         weights = content["state_dict"].items()
         wrong += [
-            f"state_dict.{name!s:.60}"
+            f"state_dict.{_key(name)}"
             for name, value in weights
             if type(name) is not str or not isinstance(value, Tensor)
         ]
@@ -148,6 +148,11 @@ def _check_types(path: Path, content: dict[str, Any]) -> None:
         raise FormatError(
             f"{path}: not a checkpoint of `protperf train` ({wrong[0]} is of another type); give another one"
         )
+
+
+def _key(name: Any) -> str:
+    """Return what a message calls the key of a foreign dict; one that is no word is never written out."""
+    return f"{name:.60}" if type(name) is str else f"(a key {shown(name)})"
 
 
 def _is_plain(value: Any) -> bool:

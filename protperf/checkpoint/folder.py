@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from protperf.batches import is_out_of_memory
-from protperf.formats import FormatError
+from protperf.formats import FormatError, shown
 from protperf.formats.commit import commit_bytes, temporary_path
 from protperf.formats.json_files import read_json
 from protperf.vocab import check_fingerprint
@@ -203,16 +203,16 @@ def check_config(config: Any, *, place: str) -> None:
     found = config.get("format") if isinstance(config, dict) else type(config).__name__
     if found != FORMAT:
         raise FormatError(
-            f"{place}: not of a protperf model (format {found!r}, not {FORMAT!r}); `protperf convert` writes such folders"
+            f"{place}: not of a protperf model (format {shown(found)}, not {FORMAT!r}); `protperf convert` writes such folders"
         )
     version = config.get("format_version")
     if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
         raise FormatError(
-            f"{place}: model format {version!r}, this protperf reads 1 to {FORMAT_VERSION}: update protperf"
+            f"{place}: model format {shown(version)}, this protperf reads 1 to {FORMAT_VERSION}: update protperf"
         )
     for name, kind in _ENTRIES.items():
         if not isinstance(config.get(name), kind):
             raise FormatError(
-                f"{place}: {name!r} is {config.get(name)!r}, not of type {kind.__name__}; convert the checkpoint again"
+                f"{place}: {name!r} is {shown(config.get(name))}, not of type {kind.__name__}; convert the checkpoint again"
             )
     check_fingerprint(config["fingerprint"], place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ MODEL_DIR = "model"
 
 _FACTOR, _FREE = 2, 1 << 24
 """A model may be so much larger than its file, and so many numbers besides: what does not fit is then named by its key."""
+_TENSORS_OF_A_LAYER, _FREE_LAYERS = 8, 64
+"""Each has at least so many: a layer of hardly any numbers takes 40 kB of memory and a millisecond too."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     model, objective = build_model(about, place=str(file))
     model.load_weights(weights, place=str(file), projections=projections)
     check_finite(model.state_dict(), place=str(file))
+    origin = about.get("origin", "")
     return TrainedModel(
         model.eval(),
         objective,
@@ -140,7 +143,7 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
         file,
         about["step"],
         about["dataset_digest"],
-        one_line(str(about.get("origin", ""))),
+        one_line(origin) if type(origin) is str else "",
     )
 
 
@@ -153,20 +156,23 @@ def _check_numbers(weights: dict[str, Tensor], *, place: str) -> None:
             )
 
 
-def check_shared(weights_path: Path) -> None:
+def check_shared(folder: Path) -> None:
     """Refuse a folder's weights before another program takes them: damaged, infinite, or too few for its `config.json`.
 
     Args:
-        weights_path: the folder's `model.safetensors`.
+        folder: with `model.safetensors`, or with several files into which transformers cut it.
 
     Raises:
         FormatError: they are.
     """
-    weights, described = read_weights(weights_path), weights_path.with_name(CONFIG_NAME)
-    check_finite(weights, place=str(weights_path))
+    whole, described = folder / WEIGHTS_NAME, folder / CONFIG_NAME
+    is_whole, shapes = whole.is_file(), []
+    for path in [whole] if is_whole else sorted(folder.glob("*.safetensors")):
+        weights = read_weights(path)
+        check_finite(weights, place=str(path))
+        shapes += [weight.shape for weight in weights.values()]
     if described.is_file():
-        shapes = [weight.shape for weight in weights.values()]
-        check_description(read_config(described), shapes=shapes, place=str(weights_path))
+        check_description(read_config(described), shapes=shapes, place=str(whole if is_whole else folder))
 
 
 def check_finite(weights: dict[str, Tensor], *, place: str) -> None:
@@ -201,7 +207,7 @@ def build_model(about: dict[str, Any], *, place: str) -> tuple[ProteinModel, Obj
         raise FormatError(f"{place}: not a model of this protperf ({error})") from error
 
 
-def check_description(about: dict[str, Any], *, shapes: Iterable[torch.Size], place: str) -> None:
+def check_description(about: dict[str, Any], *, shapes: Sequence[torch.Size], place: str) -> None:
     """Refuse a description that asks for very much more than there are weights for, before anything is made of it.
 
     Args:
@@ -218,6 +224,11 @@ def check_description(about: dict[str, Any], *, shapes: Iterable[torch.Size], pl
     if asked > _FACTOR * found + _FREE:
         raise FormatError(
             f"{place}: its configuration asks for {asked:,} numbers, the file holds {found:,}; give the configuration of these weights"
+        )
+    if config.num_layers > len(shapes) // _TENSORS_OF_A_LAYER + _FREE_LAYERS:
+        raise FormatError(
+            f"{place}: its configuration asks for {config.num_layers:,} layers, the file holds {len(shapes):,} tensors; "
+            "give the configuration of these weights"
         )
 
 

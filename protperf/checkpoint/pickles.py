@@ -1,12 +1,13 @@
 """Files that `torch.save` wrote, from anywhere: looked through before torch opens them, and read as plain values and tensors alone.
 
 `torch.load(weights_only=True)` runs no code of a file, but does what the file asks with what is allowed there: a few bytes
-may ask for terabytes, or be unpacked to them. So an archive is taken only if its members lie in it unpacked, and its pickle
-only if it names nothing but what tensors are made of.
+may ask for terabytes, or be unpacked to them. So an archive is taken only if all who read it find the same members, unpacked, and its pickle only if it
+names nothing but what tensors are made of.
 """
 
 from __future__ import annotations
 
+import os
 import pickletools
 import re
 import struct
@@ -14,7 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +30,12 @@ MOST_STEPS = 4_000_000
 """Instructions of a pickle; each may make an object of a hundred bytes."""
 
 _PICKLE = "data.pkl"
+_END, _LOCATOR = b"PK\5\6", b"PK\6\7"
+_SHORT_END, _LONG_END = 22, 98
+"""Bytes behind an archive's directory: 64-bit numbers stand in a record of their own, which another one locates."""
 _PROTOCOL = 2
 _NAMES = re.compile(
-    r"collections OrderedDict|torch Size|torch (bool|u?int\d+|b?float\d+)|torch \w+Storage|torch\.nn\.parameter Parameter"
+    r"collections OrderedDict|torch (Size|device|bool|u?int\d+|b?float\d+)|torch \w+Storage|torch\.nn\.parameter Parameter"
     r"|torch\._utils _rebuild_(tensor_v2|tensor_v3|parameter|sparse_tensor)|torch\.serialization _get_layout"
 )
 """What state dicts, optimizers and loops are made of, besides Python's own values. What fills memory is not among it:
@@ -90,6 +94,8 @@ def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
             if is_of_system(error):
                 raise
             raise cut.of(path) from error
+        if not (_is_the_only_directory(file, archive) and _are_plain(members)):
+            raise cut.of(path, "its directory can be read in two ways, or is not at its end")
         _check_members(path, members, cut)
         try:
             damaged = archive.testzip()  # torch does not compare the checksums
@@ -126,6 +132,43 @@ def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
         if is_out_of_memory(error):
             raise
         raise objects.of(path) from error
+
+
+def _is_the_only_directory(file: IO[bytes], archive: zipfile.ZipFile) -> bool:
+    """Return whether an archive's end names the directory that Python read, and names it once.
+
+    Python takes the bytes right before the end record, and adds what is missing to all offsets; torch goes to the offset
+    in the record, and to the 64-bit record by that in its locator.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - _LONG_END, 0))
+    tail = file.read()
+    is_long = tail[-42:-38] == _LOCATOR  # torch.save writes it whatever the size
+    end, start, number = (
+        size - (_LONG_END if is_long else _SHORT_END),
+        archive.start_dir,
+        len(archive.filelist),
+    )
+    if not 0 <= start <= end:
+        return False
+    counts, places = [min(number, 0xFFFF)] * 2, [min(end - start, 0xFFFFFFFF), min(start, 0xFFFFFFFF)]
+    short = struct.pack("<4s4H2LH", _END, 0, 0, *counts, *places, 0)
+    if not is_long:
+        return tail.endswith(short)
+    long = struct.pack("<2L4Q", 0, 0, number, number, end - start, start)
+    located = struct.pack("<4sLQL", _LOCATOR, 0, end, 1)
+    # four bytes tell versions, of which neither reader makes anything
+    return tail[:12] == struct.pack("<4sQ", b"PK\6\6", 44) and tail[16:] == long + located + short
+
+
+def _are_plain(members: list[zipfile.ZipInfo]) -> bool:
+    """Return whether the first member begins the file, and none has a second name or a second place."""
+    extras = [each.extra for each in members if each.extra]
+    are_sizes = all(
+        extra[:2] == b"\1\0" and len(extra) == 4 + int.from_bytes(extra[2:4], "little") for extra in extras
+    )
+    is_first = min((each.header_offset for each in members), default=0) == 0
+    return are_sizes and is_first and all(each.filename == each.orig_filename for each in members)
 
 
 def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: Refusal) -> None:

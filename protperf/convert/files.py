@@ -143,9 +143,10 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     )
     if isinstance(content, dict) and isinstance(content.get("model"), dict):  # fairseq's checkpoints
         content = content["model"]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    entries = content.items() if isinstance(content, dict) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in entries):
         raise FormatError(f"{path}: not a state dict (names and tensors); save the state dict alone")
-    return {str(name): tensor for name, tensor in content.items()}
+    return dict(entries)
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:

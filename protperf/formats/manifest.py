@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protperf.formats import FormatError
+from protperf.formats import FormatError, shown
 from protperf.formats.commit import commit_bytes
 from protperf.formats.json_files import LARGEST_JSON, read_json
 from protperf.formats.own_files import check_names
@@ -268,7 +268,7 @@ def read_manifest(dataset_dir: Path | str) -> Manifest:
     version = data.get("format_version")
     if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
         raise FormatError(
-            f"{path}: dataset format version {version!r}; this protperf reads 1 to {FORMAT_VERSION}: upgrade protperf, or prepare the dataset again"
+            f"{path}: dataset format version {shown(version)}; this protperf reads 1 to {FORMAT_VERSION}: upgrade protperf, or prepare the dataset again"
         )
     try:
         check_fingerprint(str(data["fingerprint"]), str(path))
@@ -338,7 +338,9 @@ def _load(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise FormatError(f"{path}: not a protperf dataset's manifest (format {found!r}, not {FORMAT!r})")
+        raise FormatError(
+            f"{path}: not a protperf dataset's manifest (format {shown(found)}, not {FORMAT!r})"
+        )
     return data
 
 
