@@ -136,18 +136,26 @@ class Hdf5File:
             names: of the attributes that are asked for; else all, but for those with values of other kinds.
         """
         messages = self._root if dataset is None else dataset.messages
-        found = {}
+        found: dict[str, Any] = {}
+        total = 0
         with self.reading(f"entry {dataset.name!r} is damaged" if dataset else ""):
             for attribute in self._attributes(messages):
                 if names is not None and attribute.name not in names:
                     continue
+                if attribute.name in found:
+                    raise ValueError(f"attribute {attribute.name!r} is there twice")
                 try:
-                    found[attribute.name] = value_of(self._source, attribute)
+                    value = found[attribute.name] = value_of(self._source, attribute)
                 except UnknownError as error:
                     if names is not None:
                         raise ValueError(f"attribute {attribute.name!r} has {error}") from None
+                    continue
                 except _FAULTS as error:
                     raise ValueError(f"attribute {attribute.name!r} is damaged: {error}") from None
+                total += len(attribute.name)
+                total += len(value) if isinstance(value, str | bytes) else np.asarray(value).nbytes
+                if total > self._source.size:  # they may share one text
+                    raise ValueError("its attributes have more bytes than the file")
         return found
 
     def dataset(self, name: str) -> Dataset:
