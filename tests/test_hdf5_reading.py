@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import shutil
+import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,44 @@ def test_a_chunk_with_an_index_of_later_versions_says_how_to_write_it(tmp_path: 
         file.create_dataset("x", data=np.zeros((4, 4), np.float32), compression="gzip")
     with opened(tmp_path / "a.h5") as file, pytest.raises(FormatError, match="libver='earliest'"):
         file.dataset("x")
+
+
+def compact() -> h5py.h5p.PropDCID:
+    found = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    found.set_layout(h5py.h5d.COMPACT)
+    return found
+
+
+STORED_OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
+    "lzf": ("earliest", {"compression": "lzf"}),
+    "checksums": ("earliest", {"fletcher32": True}),
+    "an index of HDF5 1.10": ("latest", {"chunks": (2, 2)}),
+    "in the header": ("earliest", {"dcpl": compact()}),
+}
+
+
+@pytest.mark.parametrize("name", STORED_OTHERWISE)
+def test_what_is_stored_otherwise_is_no_damage(tmp_path: Path, name: str):
+    """The line says what undoes it, which is done where the program is there."""
+    path, (libver, stored) = tmp_path / "e.h5", STORED_OTHERWISE[name]
+    write(path, "h5", describe("per_tok"), range(3))
+    before = read_embeddings(path)[1]
+    with h5py.File(path, "r+", libver=libver) as file:
+        for key in list(file):
+            data, about = file[key][()], dict(file[key].attrs)
+            del file[key]
+            file.create_dataset(key, data=data, **stored).attrs.update(about)
+    remedy = "h5py writes a file" if name == "lzf" else "`h5repack -f NONE -l CONTI OLD NEW` writes a file"
+    with pytest.raises(FormatError, match=r"entry '0000000000' ") as caught:
+        read_embeddings(path)
+    assert remedy in str(caught.value)
+    assert "damaged" not in str(caught.value)
+    assert "embed again" not in str(caught.value)
+    if name != "lzf" and shutil.which("h5repack"):
+        new = tmp_path / "new.h5"
+        subprocess.run(["h5repack", "-f", "NONE", "-l", "CONTI", path, new], check=True, timeout=60)
+        for found, expected in zip(read_embeddings(new)[1], before, strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from embedding_outputs import describe, write
 
-from protperf.formats import FormatError
+from protperf.formats import FormatError, npz_reading
 from protperf.formats.embedding_npz import NpzFile
 
 
@@ -33,3 +33,61 @@ def test_numbers_of_an_archive_claim_what_is_there(tmp_path: Path):
     path.write_bytes(whole)
     with NpzFile(path) as file:
         assert all(isinstance(each.array, np.ndarray) and each.array.flags.writeable for each in file)
+
+
+def rewrite(path: Path, method: int = zipfile.ZIP_DEFLATED, **others: np.ndarray) -> None:
+    """Write an archive again, with some arrays replaced."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files} | others
+    with zipfile.ZipFile(path, "w", method) as made:
+        for name, array in arrays.items():
+            with made.open(f"{name}.npy", "w") as member:
+                np.save(member, array)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_are_packed_by_deflate_alone(tmp_path: Path, method: int):
+    path = tmp_path / "e"
+    write(path, "npz", describe("per_tok"), range(3))
+    rewrite(path, method)
+    with pytest.raises(FormatError, match=f"packed by method {method}"):
+        NpzFile(path)
+
+
+def test_an_archive_that_numpy_writes_again_is_read(tmp_path: Path):
+    """With integers as NumPy chooses them, and arrays column by column."""
+    path = tmp_path / "e"
+    write(path, "npz", describe("per_tok"), range(3))
+    with NpzFile(path) as file:
+        before = list(file)
+    columns = {f"{number:010d}": np.asfortranarray(each.array) for number, each in enumerate(before)}
+    lengths = np.array([each.num_residues for each in before])
+    rewrite(path, num_residues=lengths, **columns)
+    with NpzFile(path) as file:
+        for found, expected in zip(file, before, strict=True):
+            assert found[:3] == expected[:3]
+            assert found.array.flags.c_contiguous
+            np.testing.assert_array_equal(found.array, expected.array)
+    rewrite(path, num_residues=-lengths)
+    with pytest.raises(FormatError, match=r"num_residues\.npy has the number -"):
+        NpzFile(path)
+
+
+def test_texts_are_of_bounded_length(tmp_path: Path):
+    path = tmp_path / "e"
+    write(path, "npz", describe("mean"), range(3))
+    rewrite(path, ids=np.array(["a" * ((1 << 16) + 1), "b", "c"]))
+    with pytest.raises(FormatError, match=r"ids\.npy is an array"):
+        NpzFile(path)
+
+
+def test_letters_of_texts_follow_the_size_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "e"
+    write(path, "npz", describe("mean"), range(3))
+    rewrite(path, ids=np.array(["a" * (1 << 16)] * 3))
+    with NpzFile(path) as file:
+        assert len(file[0].id) == 1 << 16
+    monkeypatch.setattr(npz_reading, "_LETTERS_ALWAYS", 1000)
+    assert 4 * path.stat().st_size < 3 << 16
+    with pytest.raises(FormatError, match=r"ids\.npy unpacks to more than [0-9,]+ letters"):
+        NpzFile(path)

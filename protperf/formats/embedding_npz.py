@@ -17,7 +17,7 @@ from protperf.formats import FormatError
 from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Entry, Value
 from protperf.formats.embeddings import Embedding, info_from
 from protperf.formats.foreign import as_format_error
-from protperf.formats.npz_reading import open_archive, read_numbers, read_texts, shape_of
+from protperf.formats.npz_reading import LONGEST_TEXT, open_archive, read_numbers, read_texts, shape_of
 from protperf.formats.zip_bytes import DEFLATED, Member, append_directory, local_header
 
 _KEY = re.compile(r"[0-9]{1,20}")
@@ -31,8 +31,8 @@ class NpzWriter(EmbeddingWriter):
     format = "npz"
 
     def can_name(self, record_id: str, header: str) -> bool:
-        """Return whether a file can hold these texts: NumPy drops a NUL at the end of one."""
-        return not (record_id.endswith("\0") or header.endswith("\0"))
+        """Return whether a file can hold these texts: NumPy drops a NUL at the end of one, and gives all the room of the longest."""
+        return not any(text.endswith("\0") or len(text) > LONGEST_TEXT for text in (record_id, header))
 
     def read(self, address: int, num_residues: int) -> np.ndarray:
         """Return the array of a protein that was added; see `EmbeddingWriter.read`."""
@@ -149,7 +149,7 @@ class NpzFile:
                 f"{self.path}: holds {count} proteins where it promises {promised}; embed again"
             )
         with as_format_error(unreadable):
-            self._lengths = read_numbers(self._file, _name("num_residues"), shape=shape, kinds="u")
+            self._lengths = read_numbers(self._file, _name("num_residues"), shape=shape, kinds="iu")
             self._ids, self._headers = (
                 read_texts(self._file, _name(key), count=count) for key in ("ids", "headers")
             )

@@ -1,6 +1,6 @@
 """Where the members of an HDF5 group, its attributes and the chunks of an array lie: symbol tables, heaps and B-trees, read.
 
-Each node of a tree is visited once, and no more records come than the file has room for. See `hdf5_objects`, which also says
+Each node and each leaf of a tree is visited once, and no more records come than the file has room for. See `hdf5_objects`, which also says
 why this is read here.
 
 Source: HDF5 File Format Specification, version 3.0, sections III.A (B-trees), III.B (symbol tables), III.D (local heap), III.G
@@ -27,6 +27,8 @@ from protperf.formats.hdf5_format import (
 from protperf.formats.hdf5_objects import Message, Source
 
 _LARGE_RECORD = struct.Struct("<QQQ")
+_LINK_BYTES = 40
+"""That a link takes in a file besides its name, with what it leads to, at least."""
 
 
 class Link(NamedTuple):
@@ -45,13 +47,16 @@ class Link(NamedTuple):
 
 def read_links(source: Source, messages: list[Message]) -> list[Link]:
     """Return the members of a group: in the order of creation if it is kept, else by name."""
-    found, letters = [], 0
+    found: dict[bytes, Link] = {}
+    total = 0
     for link in _links_of(source, messages):
-        found.append(link)
-        letters += len(link.name)
-        if letters > source.size:
-            raise ValueError("names of more letters than the file has bytes")
-    return sorted(found, key=itemgetter(2, 0))
+        total += _LINK_BYTES + len(link.name)
+        if total > source.size:
+            raise ValueError("more links than the file has room for")
+        if not link.name or link.name in found:
+            raise ValueError("a link without a name, or two of one name")
+        found[link.name] = link
+    return sorted(found.values(), key=itemgetter(2, 0))
 
 
 def _links_of(source: Source, messages: list[Message]) -> Iterator[Link]:
@@ -87,10 +92,16 @@ def read_link(data: bytes) -> Link:
 
 
 def heap_objects(source: Source, heap: int, tree: int) -> Iterator[bytes]:
-    """Yield what a fractal heap holds, found by its tree; no more than the file has bytes."""
+    """Yield what a fractal heap holds, found by its tree; each once, and no more than the file has bytes."""
     blocks, total = _Heap(source, heap), 0
+    seen: set[bytes] = set()
     for record in _records(source, tree, (TREE_LINKS, TREE_ATTRIBUTES)):
-        found = blocks.read(record[4:] if len(record) == 4 + blocks.identity_bytes else record)
+        identity = record[4:] if len(record) == 4 + blocks.identity_bytes else record
+        identity = identity[: blocks.identity_bytes]
+        if identity in seen:
+            raise ValueError("an object of a heap that is named twice")
+        seen.add(identity)
+        found = blocks.read(identity)
         total += len(found)
         if total > source.size:
             raise ValueError("objects of more bytes than the file has")
@@ -159,9 +170,7 @@ class _Heap:
     def _block(self, address: int, size: int) -> bytes:
         block = self._blocks.get(address)
         if block is None:
-            self._kept += size
-            if self._kept > self._source.size:
-                raise ValueError("blocks of a heap with more bytes than the file has")
+            self._keep(size)
             block = self._blocks[address] = self._source.at(address, size)
             if not block.startswith(b"FHDB\0"):
                 raise ValueError(f"no block of a heap at {address}")
@@ -171,9 +180,15 @@ class _Heap:
         """Return the addresses in an indirect block."""
         if address not in self._tables:
             head, count = 12 + self._offset_end, rows * self._width
+            self._keep(8 * count)
             data = self._source.checked(address, head + 8 * count, b"FHIB\0")
             self._tables[address] = struct.unpack_from(f"<{count}Q", data, head)
         return self._tables[address]
+
+    def _keep(self, size: int) -> None:
+        self._kept += size
+        if self._kept > self._source.size:
+            raise ValueError("blocks of a heap with more bytes than the file has")
 
     def _read_large(self, number: int) -> bytes:
         """Return an object that is too large for the heap's blocks; they have a tree of their own."""
@@ -194,12 +209,12 @@ def _records(source: Source, address: int, kinds: tuple[int, ...]) -> Iterator[b
     if not total:
         return
     levels = tree_levels(0, node_bytes, record_bytes, depth=depth)
-    seen: set[int] = set()
+    nodes = _Nodes(source)
 
     def walk(address: int, number: int, depth: int) -> Iterator[bytes]:
-        if address in seen or number * record_bytes > node_bytes:
+        if number * record_bytes > node_bytes:
             raise ValueError("a tree that does not end")
-        seen.add(address)
+        nodes.add(address, number * record_bytes)
         if not depth:
             data = source.checked(address, 6 + number * record_bytes, b"BTLF\0")
             ends = range(6 + record_bytes, 7 + number * record_bytes, record_bytes)
@@ -218,6 +233,21 @@ def _records(source: Source, address: int, kinds: tuple[int, ...]) -> Iterator[b
             place += pointer
 
     yield from walk(root, number, depth)
+
+
+class _Nodes:
+    """The nodes of a tree that were read, and its leaves: each once, and not more bytes than the file has."""
+
+    def __init__(self, source: Source) -> None:
+        self._rest = source.size
+        self._seen: set[int] = set()
+
+    def add(self, address: int, size: int = 0) -> None:
+        """Add one."""
+        self._rest -= size
+        if address in self._seen or self._rest < 0:
+            raise ValueError("a tree that does not end")
+        self._seen.add(address)
 
 
 def _old_links(source: Source, tree: int, heap: int) -> Iterator[Link]:
@@ -246,17 +276,18 @@ def old_tree(source: Source, address: int, *, kind: int, key_bytes: int) -> Iter
         kind: 0 for groups, 1 for chunks.
         key_bytes: of a key.
     """
-    waiting, seen = [(address, -1)], set()
+    waiting, nodes = [(address, -1)], _Nodes(source)
+    nodes.add(address)
     while waiting:
         address, expected = waiting.pop(0)
         mark, found, level, count = struct.unpack("<4sBBH", source.at(address, 8))
-        if mark != b"TREE" or found != kind or address in seen or expected not in (-1, level):
+        if mark != b"TREE" or found != kind or expected not in (-1, level):
             raise ValueError(f"no tree at {address}, or one that does not end")
-        seen.add(address)
         step = key_bytes + 8
         data = source.at(address + 24, count * step + key_bytes)
         for place in range(0, count * step, step):
             child = struct.unpack_from("<Q", data, place + key_bytes)[0]
+            nodes.add(child, step)
             if level:
                 waiting.append((child, level - 1))
             else:

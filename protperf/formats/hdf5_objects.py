@@ -22,6 +22,7 @@ import numpy as np
 from protperf.formats.hdf5_checksum import lookup3_of
 from protperf.formats.hdf5_format import (
     ATTRIBUTE,
+    ATTRIBUTE_INFO,
     CONTINUATION,
     DATASPACE,
     DATATYPE,
@@ -30,15 +31,22 @@ from protperf.formats.hdf5_format import (
     FLOAT,
     INTEGER,
     LAYOUT,
+    LINK,
+    LINK_INFO,
     NUMBERS,
     OPAQUE,
     SIGNATURE,
     STRING,
+    SYMBOL_TABLE,
     VARIABLE,
 )
 
 _LARGEST_HEADER = 1 << 24
 _SHARED = 2
+_ONCE = {DATASPACE, LINK_INFO, DATATYPE, LAYOUT, FILTERS, SYMBOL_TABLE, ATTRIBUTE_INFO}
+"""Kinds of messages that a header has one of."""
+_READ = {*_ONCE, LINK, ATTRIBUTE}
+"""Kinds of messages that say something here."""
 _NAMES = {bytes((data[0] & 15,)) + data[1:]: name for name, data in NUMBERS.items()}
 """NumPy's names of numbers by their types without the version of these."""
 
@@ -144,9 +152,16 @@ def root_of(source: Source) -> int:
 def read_header(source: Source, address: int) -> list[Message]:
     """Return the messages of an object."""
     read = _read_header_2 if source.at(address, 4) == b"OHDR" else _read_header_1
-    messages = list(read(source, address))
-    if any(each.kind == EXTERNAL for each in messages):
-        raise ValueError("its numbers lie in another file")
+    messages: list[Message] = []
+    once: set[int] = set()
+    for message in read(source, address):
+        if message.kind == EXTERNAL:
+            raise ValueError("its numbers lie in another file")
+        if message.kind in _ONCE and message.kind in once:
+            raise ValueError(f"a header with two messages of kind {message.kind}")
+        once.add(message.kind)
+        if message.kind in _READ:
+            messages.append(message)
     return messages
 
 

@@ -25,6 +25,7 @@ from protperf.formats.hdf5_format import (
     ATTRIBUTE,
     ATTRIBUTE_INFO,
     CHUNKED,
+    COMPACT,
     CONTIGUOUS,
     DATASPACE,
     DATATYPE,
@@ -52,6 +53,16 @@ _LARGEST_PACKED = 256 << 20
 """Bytes that a packed array, or a chunk of any, may unpack to."""
 _FAULTS = (ValueError, LookupError, OverflowError, RecursionError, struct.error, zlib.error)
 """What this code meets on foreign bytes. Whatever else is raised is a mistake of ours, or the system could not read."""
+
+
+class _StoredOtherwiseError(ValueError):
+    """Numbers that are no damage, but stored as another program chose to; the message ends with what undoes it."""
+
+
+_REPACK = "`h5repack -f NONE -l CONTI OLD NEW` writes a file that is read"
+_COPY = "h5py writes a file that is read: copy all attributes, and all arrays without compression"
+_LIBRARY_FILTERS = 256
+"""HDF5's own filters have lower numbers; `h5repack` seldom has the others."""
 
 
 class Dataset(NamedTuple):
@@ -118,6 +129,8 @@ class Hdf5File:
             yield
         except FormatError:
             raise
+        except _StoredOtherwiseError as error:
+            raise FormatError(f"{self.path}: {error}") from None
         except _FAULTS as error:
             text = f"{self.path}: {what or self._unreadable} ({first_line(error)}); {self._remedy}"
             raise FormatError(text) from None
@@ -136,18 +149,26 @@ class Hdf5File:
             names: of the attributes that are asked for; else all, but for those with values of other kinds.
         """
         messages = self._root if dataset is None else dataset.messages
-        found = {}
+        found: dict[str, Any] = {}
+        total = 0
         with self.reading(f"entry {dataset.name!r} is damaged" if dataset else ""):
             for attribute in self._attributes(messages):
                 if names is not None and attribute.name not in names:
                     continue
+                if attribute.name in found:
+                    raise ValueError(f"attribute {attribute.name!r} is there twice")
                 try:
-                    found[attribute.name] = value_of(self._source, attribute)
+                    value = found[attribute.name] = value_of(self._source, attribute)
                 except UnknownError as error:
                     if names is not None:
                         raise ValueError(f"attribute {attribute.name!r} has {error}") from None
+                    continue
                 except _FAULTS as error:
                     raise ValueError(f"attribute {attribute.name!r} is damaged: {error}") from None
+                total += len(attribute.name)
+                total += len(value) if isinstance(value, str | bytes) else np.asarray(value).nbytes
+                if total > self._source.size:  # they may share one text
+                    raise ValueError("its attributes have more bytes than the file")
         return found
 
     def dataset(self, name: str) -> Dataset:
@@ -193,8 +214,10 @@ class Hdf5File:
             if dataset.shape != into.shape or dataset.dtype != into.dtype.str:
                 raise ValueError(f"{dataset.dtype} {dataset.shape}; it must be {into.dtype.str} {into.shape}")
             if not {*dataset.filters} <= {_DEFLATE, _SHUFFLE}:
-                raise ValueError(
-                    f"packed by filters {dataset.filters}; allowed: {_DEFLATE} (gzip), {_SHUFFLE} (shuffle)"
+                raise _StoredOtherwiseError(
+                    f"entry {dataset.name!r} is packed by filters {dataset.filters}; "
+                    f"allowed: {_DEFLATE} (gzip), {_SHUFFLE} (shuffle); "
+                    f"{_REPACK if max(dataset.filters) < _LIBRARY_FILTERS else _COPY}"
                 )
             if not dataset.chunks:
                 into[...] = np.frombuffer(self._piece(dataset), into.dtype).reshape(into.shape)
@@ -288,9 +311,11 @@ def _dataset_of(name: str, messages: list[Message]) -> Dataset:
         if len(chunks) != len(shape) or not 0 < math.prod(chunks) * kind.size <= _LARGEST_PACKED:
             raise ValueError(f"an array {shape} in chunks of {chunks}")
     elif layout[1] == CHUNKED:
-        raise ValueError(
-            "chunks with an index of HDF5 1.10; h5py writes the older one with libver='earliest'"
+        raise _StoredOtherwiseError(
+            f"entry {name!r} has chunks with an index of HDF5 1.10; {_REPACK}, as does h5py with libver='earliest'"
         )
+    elif layout[1] == COMPACT:
+        raise _StoredOtherwiseError(f"entry {name!r} lies in its header; {_REPACK}")
     else:
         raise ValueError("its numbers lie in another file, or stored otherwise than protperf does")
     if kind.variable or not kind.dtype:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 import zipfile
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from protperf.formats.foreign import foreign_bytes
 
-LONGEST_TEXT = 1 << 20
-"""Letters of a text, of which none is known that has a thousandth."""
+LONGEST_TEXT = 1 << 16
+"""Letters of a text."""
+_LETTERS_ALWAYS, _LETTERS_A_BYTE = 1 << 26, 4
+"""Letters of an array of texts: so many, or so many for each byte of the archive."""
 LARGEST_PACKED = 256 << 20
 """Bytes that a compressed array of numbers may unpack to; one that lies in its archive as it is may have any number."""
 _TOGETHER_BYTES = 1 << 22
@@ -27,7 +29,7 @@ def read_numbers(archive: zipfile.ZipFile, name: str, *, shape: tuple[int, ...],
         archive: open.
         name: of the member.
         shape: that it must have.
-        kinds: NumPy's letters of the allowed kinds of numbers.
+        kinds: NumPy's letters of the allowed kinds of numbers; no integer may be negative.
 
     Raises:
         ValueError: damaged, or it is another array.
@@ -37,12 +39,15 @@ def read_numbers(archive: zipfile.ZipFile, name: str, *, shape: tuple[int, ...],
     if info.compress_type != zipfile.ZIP_STORED and info.file_size > LARGEST_PACKED:
         raise ValueError(f"{name} unpacks to more than {LARGEST_PACKED >> 20} MiB")
     with _opened(archive, name) as member:
-        found, dtype = _header_of(archive, name, member)
+        found, dtype, order = _header_of(archive, name, member)
         if found != shape or dtype.kind not in kinds:
             raise ValueError(f"{name} is an array {found} of {dtype}")
         with foreign_bytes():
             data = bytearray(member.read())
-    return np.frombuffer(data, dtype).reshape(shape)
+    array = np.ascontiguousarray(np.frombuffer(data, dtype).reshape(shape, order=order))
+    if dtype.kind == "i" and array.size and array.min() < 0:
+        raise ValueError(f"{name} has the number {array.min()}")
+    return array
 
 
 def shape_of(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
@@ -52,7 +57,7 @@ def shape_of(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
 
 
 def read_texts(archive: zipfile.ZipFile, name: str, *, count: int) -> list[str]:
-    """Return an array of texts `(N,)`, a few at a time: NumPy gives each the room of the longest.
+    """Return an array of texts `(N,)`, read a few at a time: NumPy gives each the room of the longest.
 
     Args:
         archive: open.
@@ -60,22 +65,28 @@ def read_texts(archive: zipfile.ZipFile, name: str, *, count: int) -> list[str]:
         count: N, that it must have.
 
     Raises:
-        ValueError: damaged, or it is another array.
+        ValueError: damaged, another array, or texts of more letters than such an archive may have.
         OSError: the system cannot read it.
     """
+    packed = sum(each.compress_size for each in archive.infolist())
+    most = max(_LETTERS_ALWAYS, _LETTERS_A_BYTE * packed)
     with _opened(archive, name) as member:
-        found, dtype = _header_of(archive, name, member)
+        found, dtype, _ = _header_of(archive, name, member)
         if found not in ((count,), ()) or dtype.kind != "U" or dtype.itemsize > 4 * LONGEST_TEXT:
             raise ValueError(f"{name} is an array {found} of {dtype}")
         if not dtype.itemsize:
             return [""] * count
         texts: list[str] = []
+        letters = 0
         together = max(1, _TOGETHER_BYTES // dtype.itemsize)
         while len(texts) < count:
             with foreign_bytes():
                 some = np.frombuffer(member.read(together * dtype.itemsize), dtype).tolist()
             if not some:
                 raise ValueError(f"{name} holds {len(texts)} of {count} texts")
+            letters += sum(map(len, some))
+            if letters > most:
+                raise ValueError(f"{name} unpacks to more than {most:,} letters")
             texts += some
     return texts
 
@@ -94,8 +105,8 @@ def _opened(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
 
 def _header_of(
     archive: zipfile.ZipFile, name: str, member: IO[bytes]
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of the array in a member, which is as large as they say."""
+) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
+    """Return shape, type and order of the array in a member, which is as large as they say."""
     with foreign_bytes():
         version = np.lib.format.read_magic(member)
     if version != (1, 0):
@@ -103,9 +114,9 @@ def _header_of(
     with foreign_bytes():
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
     size, begun = archive.getinfo(name).file_size, member.tell()
-    if fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != size - begun:
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - begun:
         raise ValueError(f"{name} is an array {shape} of {dtype} in {size:,} bytes")
-    return shape, dtype
+    return shape, dtype, "F" if fortran else "C"
 
 
 def open_archive(file: IO[bytes], size: int) -> zipfile.ZipFile:
@@ -116,11 +127,14 @@ def open_archive(file: IO[bytes], size: int) -> zipfile.ZipFile:
         size: of it, in bytes.
 
     Raises:
-        ValueError: it is none, or members lie in one another.
+        ValueError: it is none, members lie in one another, or are packed otherwise than by deflate.
         OSError: the system cannot read it.
     """
     with foreign_bytes():
         archive = zipfile.ZipFile(file)
+    for each in archive.infolist():
+        if each.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"a member is packed by method {each.compress_type}; allowed: 0 and 8 (deflate)")
     stored = [each for each in archive.infolist() if each.compress_type == zipfile.ZIP_STORED]
     if sum(max(each.file_size, each.compress_size) for each in stored) > size:
         raise ValueError("its members claim more bytes than it has")
