@@ -35,7 +35,7 @@ def test_numbers_of_an_archive_claim_what_is_there(tmp_path: Path):
         assert all(isinstance(each.array, np.ndarray) and each.array.flags.writeable for each in file)
 
 
-def rewrite(path: Path, method: int = zipfile.ZIP_DEFLATED, **others: np.ndarray) -> None:
+def rewrite(path: Path, others: dict[str, np.ndarray], method: int = zipfile.ZIP_DEFLATED) -> None:
     """Write an archive again, with some arrays replaced."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files} | others
@@ -49,7 +49,7 @@ def rewrite(path: Path, method: int = zipfile.ZIP_DEFLATED, **others: np.ndarray
 def test_members_are_packed_by_deflate_alone(tmp_path: Path, method: int):
     path = tmp_path / "e"
     write(path, "npz", describe("per_tok"), range(3))
-    rewrite(path, method)
+    rewrite(path, {}, method)
     with pytest.raises(FormatError, match=f"packed by method {method}"):
         NpzFile(path)
 
@@ -62,13 +62,13 @@ def test_an_archive_that_numpy_writes_again_is_read(tmp_path: Path):
         before = list(file)
     columns = {f"{number:010d}": np.asfortranarray(each.array) for number, each in enumerate(before)}
     lengths = np.array([each.num_residues for each in before])
-    rewrite(path, num_residues=lengths, **columns)
+    rewrite(path, {"num_residues": lengths, **columns})
     with NpzFile(path) as file:
         for found, expected in zip(file, before, strict=True):
             assert found[:3] == expected[:3]
             assert found.array.flags.c_contiguous
             np.testing.assert_array_equal(found.array, expected.array)
-    rewrite(path, num_residues=-lengths)
+    rewrite(path, {"num_residues": -lengths})
     with pytest.raises(FormatError, match=r"num_residues\.npy has the number -"):
         NpzFile(path)
 
@@ -76,7 +76,7 @@ def test_an_archive_that_numpy_writes_again_is_read(tmp_path: Path):
 def test_texts_are_of_bounded_length(tmp_path: Path):
     path = tmp_path / "e"
     write(path, "npz", describe("mean"), range(3))
-    rewrite(path, ids=np.array(["a" * ((1 << 16) + 1), "b", "c"]))
+    rewrite(path, {"ids": np.array(["a" * ((1 << 16) + 1), "b", "c"])})
     with pytest.raises(FormatError, match=r"ids\.npy is an array"):
         NpzFile(path)
 
@@ -84,7 +84,7 @@ def test_texts_are_of_bounded_length(tmp_path: Path):
 def test_letters_of_texts_follow_the_size_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "e"
     write(path, "npz", describe("mean"), range(3))
-    rewrite(path, ids=np.array(["a" * (1 << 16)] * 3))
+    rewrite(path, {"ids": np.array(["a" * (1 << 16)] * 3)})
     with NpzFile(path) as file:
         assert len(file[0].id) == 1 << 16
     monkeypatch.setattr(npz_reading, "_LETTERS_ALWAYS", 1000)
