@@ -13,7 +13,7 @@ import numpy as np
 
 from protperf.formats.foreign import foreign_bytes
 
-LONGEST_TEXT = 1 << 16
+LONGEST_TEXT = 1 << 20
 """Letters of a text."""
 _LETTERS_ALWAYS, _LETTERS_A_BYTE = 1 << 26, 4
 """Letters of an array of texts: so many, or so many for each byte of the archive."""
