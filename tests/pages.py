@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -61,6 +62,25 @@ def run_bash(block: str, folder: Path, run: Callable[[list[str]], int] = call) -
     subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, check=True, timeout=60)
     for words in _recorded(folder / ".words"):
         assert run(words) == 0, words
+
+
+def run_lines(block: str, folder: Path, run: Callable[[list[str]], int]) -> None:
+    """Run a shell block in a folder line by line: a plain command of protperf by `run`, all else by bash."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for line in block.replace("\\\n", " ").splitlines():
+        if re.fullmatch(r"protperf [^|<>&;`$]+", line):
+            assert run(shlex.split(line)[1:]) == 0, line
+        else:
+            command = ["bash", "-euo", "pipefail", "-c", line]
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env={**os.environ, "PATH": path},
+                capture_output=True,
+                text=True,
+                timeout=500,
+            )
+            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
 def _recorded(path: Path) -> Iterator[list[str]]:

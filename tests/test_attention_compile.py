@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 import pytest
 import torch
@@ -119,8 +118,11 @@ def test_machine_code_of_the_default_compiler_agrees_with_eager(kind: str, layou
 @pytest.mark.parametrize(
     ("kind", "causal", "checkpointing"),
     [
-        *product(("favor", "oprf", "softmax"), (False, True), (True,)),
+        ("favor", False, True),
+        ("favor", True, True),
         ("favor", True, False),
+        ("oprf", True, True),
+        ("softmax", False, True),
         ("relu", False, False),
         ("relu", True, True),
         ("rfa", False, True),

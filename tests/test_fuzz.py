@@ -16,7 +16,7 @@ from prepared import REPOSITORY
 from protperf.formats import FormatError, hdf5_index, npz_reading, one_line
 from protperf.formats.foreign import as_format_error, foreign_bytes
 
-INPUTS = {"sequences": 2000, "shards": 1500, "checkpoints": 800, "mutations": 1000}
+INPUTS = {"sequences": 1000, "shards": 1000, "checkpoints": 500, "mutations": 500}
 
 
 @pytest.mark.slow

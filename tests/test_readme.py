@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY, SAMPLE
+from pages import run_lines
+from training import status_of
 
 from protperf.formats.metrics_file import read_metrics
 
@@ -50,8 +52,7 @@ def test_the_readme_has_shell_blocks():
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if not block.startswith("make")])
 def test_a_shell_block_runs(block, workplace):
-    done = run_shell(block, workplace)
-    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    run_lines(block, workplace, lambda words: status_of(words, workplace))
 
 
 def test_the_tour_leaves_a_curve_to_look_at(workplace):

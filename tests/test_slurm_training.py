@@ -229,7 +229,7 @@ def test_a_sweep_trains_each_run_in_a_job_of_its_own(slurm_variables: dict[str, 
             "name=sweep",
             f"data.path={small_dataset()}",
         ),
-        *(*SMALL, "trainer=ddp", "trainer.max_steps=12", "model.feedforward_dim=16,24,-1"),
+        *(*SMALL, "trainer=ddp", "trainer.max_steps=12", "model.feedforward_dim=16,-1"),
         *("hydra.launcher.tasks_per_node=2", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=2"),
         *("hydra.launcher.timeout_min=10", "hydra.launcher.array_parallelism=1"),
         cwd=tmp_path,
@@ -240,11 +240,10 @@ def test_a_sweep_trains_each_run_in_a_job_of_its_own(slurm_variables: dict[str, 
     said = result.stderr.splitlines()
     assert result.returncode == 1, said
     assert said[-1].startswith("protperf train: ModelConfig.feedforward_dim is -1; allowed: "), said[-3:]
-    for number, width in ((0, 16), (1, 24)):
-        folder = tmp_path / "runs" / "sweep" / str(number)
-        config = OmegaConf.load(folder / "config.yaml")
-        assert config.model.feedforward_dim == width
-        assert (config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy) == (2, 1, "ddp")
-        weight = load_plain(folder / "checkpoints" / step_name(12))["state_dict"]
-        assert {width} <= {size for value in weight.values() for size in value.shape}
-    assert not list((tmp_path / "runs" / "sweep" / "2").rglob("*.ckpt"))
+    folder = tmp_path / "runs" / "sweep" / "0"
+    config = OmegaConf.load(folder / "config.yaml")
+    assert config.model.feedforward_dim == 16
+    assert (config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy) == (2, 1, "ddp")
+    weight = load_plain(folder / "checkpoints" / step_name(12))["state_dict"]
+    assert 16 in {size for value in weight.values() for size in value.shape}
+    assert not list((tmp_path / "runs" / "sweep" / "1").rglob("*.ckpt"))

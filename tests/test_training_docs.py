@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import REPOSITORY
+from pages import run_lines
 from test_config import PARAMETERS, settings_of
 from torch import Tensor
-from training import PYTHON_PATH
+from training import status_of
 
 from protperf.config import ModelConfig
 from protperf.model import ProteinModel
@@ -130,17 +128,7 @@ def test_links_of_the_page_lead_somewhere():
 def test_the_shell_blocks_run_in_order_as_typed(tmp_path: Path):
     blocks = re.findall(r"^```bash\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for block in blocks:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": PYTHON_PATH, "PATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        run_lines(block, tmp_path, lambda words: status_of(words, tmp_path))
     for name, steps in {"mine": 20, "stable": 40, "cooled": 30, "small": 4}.items():
         assert (tmp_path / "runs" / name / "checkpoints" / f"step={steps:08d}.ckpt").is_file()

@@ -126,6 +126,13 @@ def protperf(*arguments: str | Path, cwd: Path, **environment: str) -> subproces
     return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
 
+def status_of(words: list[str], cwd: Path) -> int:
+    """Run the real command line; return its exit status, and say what it said on stderr."""
+    result = protperf(*words, cwd=cwd)
+    sys.stderr.write(result.stderr)
+    return result.returncode
+
+
 def start_protperf(
     *arguments: str | Path,
     cwd: Path,
