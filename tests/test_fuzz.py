@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ def test_hostile_files_end_in_a_result_or_in_one_clear_line(name: str):
     assert header.split()[:2] == ["reader", "inputs"]
     assert figures.split()[0] == name
     assert int(figures.split()[1].replace(",", "")) == INPUTS[name]
+
+
+def test_the_page_has_the_figures_of_the_whole_run():
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| ([\d,]+) \| \d+ \| (\d+) \| (\d+) \|$", page, flags=re.MULTILINE)
+    assert [row[0] for row in rows] == list(NAMES)
+    assert sum(int(row[1].replace(",", "")) for row in rows) >= 200_000
+    assert all(int(row[2]) < 1024 and row[3] == "0" for row in rows)
 
 
 NO_EDIT = [(4, 0, 0, 0)]
