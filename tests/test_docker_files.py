@@ -93,7 +93,7 @@ def test_no_pod_runs_as_root_or_can_write_its_root(pod: dict[str, Any]):
         assert rights["allowPrivilegeEscalation"] is False
         assert rights["capabilities"] == {"drop": ["ALL"]}
         written = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert {"/work", "/tmp"} <= written
+        assert {"/workspace", "/tmp"} <= written
 
 
 @pytest.mark.parametrize("service", COMPOSE["services"])
