@@ -370,6 +370,7 @@ def test_lengths_are_as_many_integers_as_proteins(tmp_path: Path, value: Any):
 
 def test_a_file_that_nobody_closes_is_closed(tmp_path: Path):
     write(tmp_path / "e.h5", "h5", describe("mean"), range(3))
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         EmbeddingFile(tmp_path / "e.h5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,9 +32,12 @@ BIN = Path(sys.executable).parent
 
 def planned(target: str) -> list[str]:
     """Return the commands of the environment's programs that make would run for a target."""
+    by_make = {"MAKEFLAGS", "MAKEOVERRIDES", "JOBS"}
+    outside = {name: value for name, value in os.environ.items() if name not in by_make}
     done = subprocess.run(
         ["make", "--dry-run", target, "VENV=.venv"],
         cwd=REPOSITORY,
+        env=outside,
         capture_output=True,
         text=True,
         check=True,
