@@ -16,7 +16,7 @@ import slurm
 from omegaconf import OmegaConf
 from programs import skip
 from test_resume import assert_same_run
-from training import SMALL, clean_environment, load_plain, protperf, scratch_dir, small_dataset
+from training import PYTHON_PATH, SMALL, clean_environment, load_plain, protperf, scratch_dir, small_dataset
 
 from protperf.checkpoint import step_checkpoints, step_name, step_of
 from protperf.formats.metrics_file import read_metrics
@@ -226,7 +226,7 @@ def test_a_sweep_trains_each_run_in_a_job_of_its_own(slurm_variables: dict[str, 
         *("hydra.launcher.timeout_min=10", "hydra.launcher.array_parallelism=1"),
         cwd=tmp_path,
         MASTER_ADDR="127.0.0.1",
-        PYTHONPATH=str(REPOSITORY),
+        PYTHONPATH=PYTHON_PATH,
         **slurm_variables,
     )
     said = result.stderr.splitlines()
