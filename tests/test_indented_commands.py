@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -40,7 +41,7 @@ PROGRAMS = (
 SHELL = re.compile(rf"(?:{'|'.join(PROGRAMS)}|train) |\w+=\S")
 """How a block of commands begins: an image is given what stands behind `protperf`."""
 OURS = re.compile(
-    rf"(?<![\w/.`-])protperf (?:{'|'.join(COMMANDS)})\b|^train |\.sbatch\b|--wrap\b|docker compose\b.*\brun\b|sky jobs\b",
+    rf"(?<![\w/.`-])protperf (?:{'|'.join(COMMANDS)})\b|^train |\.sbatch\b|--wrap .*|docker compose\b.*\brun\b|sky jobs\b",
     flags=re.MULTILINE,
 )
 """What a command of ours cannot be written without."""
@@ -104,8 +105,14 @@ def check_training(overrides: list[str], *, several: bool) -> None:
         for each in OverridesParser.create().parse_overrides(overrides)
     ]
     for run in product(*choices):
-        with initialize_config_module("protperf.conf", version_base="1.3"):
-            read_settings(compose("train", list(run)), run)
+        compose_run(run)
+
+
+@cache
+def compose_run(overrides: tuple[str, ...]) -> None:
+    """Compose and check the settings of one run, once for all pages that have it."""
+    with initialize_config_module("protperf.conf", version_base="1.3"):
+        read_settings(compose("train", list(overrides)), overrides)
 
 
 def check_page(text: str, folder: Path) -> int:
@@ -145,7 +152,7 @@ BEFORE = "Here:\n\n    "
         ("a=data.path=a\n    sky jobs launch docker/skypilot.yaml --env ARGUMENTS=\"$a name='x'\"", 1),
         ("docker compose -f docker/compose.yaml run --rm demo trainer.max_steps=10", 1),
         (
-            'job=$(sbatch --parsable docker/slurm/embed_array.sbatch a b c)\n    sbatch --wrap "${SRUN:-srun} protperf embed --merge c"',
+            'job=$(sbatch --parsable docker/slurm/embed_array.sbatch a b c.h5)\n    sbatch --wrap "${SRUN:-srun} protperf embed --merge c.h5"',
             2,
         ),
         ("dask worker &\n    pip install x && protperf prepare --check a", 1),
