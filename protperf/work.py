@@ -181,7 +181,7 @@ def training_work(
         num_asked: tokens that are asked, in all windows together.
     """
     return weights_work(config, num_tokens=sum(map(sum, documents)), num_asked=num_asked).plus(
-        _attentions_work(config, causal=causal, documents=documents)
+        _attentions_work(config, _layers_by_attention(config), causal=causal, documents=documents)
     )
 
 
@@ -207,10 +207,22 @@ def weights_work(config: ModelConfig, *, num_tokens: int, num_asked: int) -> Wor
     return layers.plus(head)
 
 
-def _attentions_work(config: ModelConfig, *, causal: bool, documents: Sequence[Sequence[int]]) -> Work:
-    """Return the work of all heads of all layers over all windows."""
+def float32_work(config: ModelConfig, *, causal: bool, documents: Sequence[Sequence[int]]) -> Work:
+    """Return the part of `training_work` that is computed in float32 whatever the precision: all attention but `softmax`."""
+    kinds = _layers_by_attention(config)
+    del kinds["softmax"]
+    return _attentions_work(config, kinds, causal=causal, documents=documents)
+
+
+def _layers_by_attention(config: ModelConfig) -> Counter[str]:
+    return Counter(config.attention_of(layer) for layer in range(config.num_layers))
+
+
+def _attentions_work(
+    config: ModelConfig, kinds: Counter[str], *, causal: bool, documents: Sequence[Sequence[int]]
+) -> Work:
+    """Return the work of all heads of so many layers of each kind over all windows."""
     work = Work(0, 0, 0)
-    kinds = Counter(config.attention_of(layer) for layer in range(config.num_layers))
     for lengths, (kind, num_layers) in product(documents, kinds.items()):
         head = attention_work(
             kind,

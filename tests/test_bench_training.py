@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
-from training import WINDOW, Recorder, settings_of, small_dataset
+from training import PYTHON_PATH, WINDOW, Recorder, settings_of, small_dataset
 
 from protperf.bench import training
 from protperf.bench.__main__ import main
@@ -24,6 +24,11 @@ from protperf.train import build_run
 
 TINY = ["model_dim=16", "num_heads=2", "feedforward_dim=32", "num_features=8"]
 SHORT = ["--preset", "tiny", "--layers", "1", "--steps", "4", "--log-every", "2", "--checkpoint-every", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _lean_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
 
 
 def run(folder: Path, *arguments: str) -> dict:

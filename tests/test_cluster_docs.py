@@ -63,7 +63,7 @@ def test_an_epoch_costs_what_the_table_says(row: list[str]):
 def test_sums_in_the_text_are_right():
     parameters = 75_590_656
     work = describe(
-        read_preset("performer_36l", [], num_layers=None), window=WINDOW, gpu="H100", mfu=0.24
+        read_preset("performer_36l", [], num_layers=None), window=WINDOW, gpu="H100", mfu=0.1
     ).work
     asked = work.forward + work.backward
     for text, value, expected in (

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY, SAMPLE
 from pages import run_lines
-from training import status_of
+from training import PYTHON_PATH, status_of
 
 from protperf.formats.metrics_file import read_metrics
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-SHORT_DEMO = "trainer.max_steps=10 trainer.validate_every=5 trainer.checkpoint_every=5"
+SHORT_DEMO = "model.num_layers=1 trainer.max_steps=10 trainer.validate_every=5 trainer.checkpoint_every=5"
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def test_make_demo_leaves_what_it_promises(tmp_path):
         pytest.skip("make has not installed .venv here")
     demo = tmp_path / "demo"
     script = "make demo VENV=.venv DEMO=" + str(demo)
-    done = run_shell(script, REPOSITORY, DEMO_OPTIONS=SHORT_DEMO)
+    done = run_shell(script, REPOSITORY, DEMO_OPTIONS=SHORT_DEMO, PYTHONPATH=PYTHON_PATH)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     expected = [
         "curve.png",

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow(minutes=0.5)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SCRIPT = REPOSITORY / "docker" / "slurm" / "train.sbatch"
-STEPS = 150
+STEPS = 240
 ARGUMENTS = (
     f"trainer.max_steps={STEPS}",
     "trainer.log_every=1",
@@ -164,25 +164,17 @@ def check_run(job: Job, stops: list[int]) -> None:
     assert all(name.endswith(f"-{run_id}") for name in offline)
 
 
-def test_a_job_told_to_stop_is_queued_again_and_goes_on_as_if_nothing_had_been(
+def test_a_job_on_two_nodes_told_to_stop_and_then_taken_away_goes_on_as_if_nothing_had_been(
     slurm_variables: dict[str, str], tmp_path: Path
 ):
-    job = Job(tmp_path, slurm_variables, "--ntasks-per-node=2", name="mine")
-    stops = []
-    for number, signal in enumerate(("USR1", "TERM"), 1):
-        job.wait_for_step(37 * number)
-        stops.append(job.stop("scancel", f"--signal={signal}", restarts=number))
-    check_run(job, stops)
-    assert job.log().count("queued again") == 2
-
-
-def test_a_job_on_two_nodes_that_slurm_takes_away_goes_on_as_if_nothing_had_been(
-    slurm_variables: dict[str, str], tmp_path: Path
-):
+    """By the signal that SLURM sends before the time limit, and by pre-emption's SIGTERM."""
     job = Job(tmp_path, slurm_variables, "--nodes=2", "--ntasks-per-node=1")
-    job.wait_for_step(61)
-    stop = job.stop("scontrol", "requeue", restarts=1)
-    check_run(job, [stop])
+    job.wait_for_step(31)
+    stops = [job.stop("scancel", "--signal=USR1", restarts=1)]
+    job.wait_for_step(stops[0] + 20)
+    stops.append(job.stop("scontrol", "requeue", restarts=2))
+    check_run(job, stops)
+    assert job.log().count("queued again") == 1
     assert job.run_dir.name == f"protperf-{job.number}"
 
 

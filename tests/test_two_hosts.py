@@ -110,13 +110,7 @@ def logs(tmp_path: Path) -> Iterator[list[IO[str]]]:
         yield [stack.enter_context(open(tmp_path / name, "w")) for name in ("a.log", "b.log")]
 
 
-def test_two_hosts_are_one(both: tuple[Host, Host], tmp_path: Path, logs: list[IO[str]]):
-    processes = [join(both, host, tmp_path, log) for host, log in zip(both, logs, strict=True)]
-    check_end(tmp_path, processes, logs)
-    assert "first start" in (tmp_path / "a.log").read_text()
-
-
-def test_a_lost_host_that_comes_back_costs_the_steps_since_the_last_checkpoint(
+def test_two_hosts_are_one_and_a_lost_one_that_comes_back_costs_the_steps_since_the_last_checkpoint(
     both: tuple[Host, Host], tmp_path: Path, logs: list[IO[str]]
 ):
     first = join(both, both[0], tmp_path, logs[0])

@@ -259,7 +259,7 @@ def _add_scaling(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--gpus", type=several, nargs="+", default=GPUS, metavar="N", help="(8 ... 512)")
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="in protperf/devices.py (%(default)s)")
     parser.add_argument(
-        "--mfu", type=positive_float, default=0.24, metavar="SHARE", help="of its bf16 peak (%(default)s)"
+        "--mfu", type=positive_float, default=0.1, metavar="SHARE", help="of its bf16 peak (%(default)s)"
     )
     parser.add_argument(
         "--window", type=positive, default=MODEL_LENGTH, metavar="L", help="tokens of a window (%(default)s)"

@@ -3,6 +3,8 @@
 With n GPUs, P parameters in float32, T tokens a GPU and step, f operations a token (forward and backward, as MFU counts
 them) and r = MFU x the GPU's dense bf16 peak / f tokens a second:
 
+    possible        MFU <= (f / p16) / (f16 / p16 + f32 / p32): of all that is computed, again or not, f16 in bf16 at the peak
+                    p16, and f32, linear attention, in float32 at the peak p32
     computing       t = T / r; with m pieces a step (trainer.windows_at_once), each takes t / m, its backward pass (backward + again) / all of it
     all-reduce      2 (n - 1) / n x 4 P bytes leave every GPU and as many arrive, once a step, in buckets of 25 MiB
     FSDP            3 (n - 1) / n x 4 P bytes, once a piece: weights are gathered forward and backward, gradients scattered
@@ -28,8 +30,8 @@ from protperf.bench.figures import draw_lines
 from protperf.bench.presets import read_preset
 from protperf.bench.report import Report, digits, format_table
 from protperf.config import ModelConfig, to_dict
-from protperf.devices import PEAKS
-from protperf.work import Work, training_work
+from protperf.devices import PEAKS, Peak
+from protperf.work import Work, float32_work, training_work
 
 GPUS_PER_NODE = 8
 REACHED = 0.8
@@ -59,6 +61,7 @@ class Model:
         work: of one token.
         tokens_per_second: of one GPU that waits for nobody, r.
         window: tokens.
+        possible_mfu: which no program of this arithmetic can pass.
     """
 
     parameters: int
@@ -66,6 +69,7 @@ class Model:
     work: Work
     tokens_per_second: float
     window: int
+    possible_mfu: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -192,17 +196,49 @@ def describe(config: ModelConfig, *, window: int, gpu: str, mfu: float) -> Model
     """Return the model's parameters, its work a token and its rate on one GPU.
 
     Raises:
-        ValueError: a GPU that is not in the table of peaks.
+        ValueError: a GPU whose peak in bf16 is not in the table, or an MFU that it cannot reach.
     """
     from protperf.model import ProteinModel
 
-    if gpu not in PEAKS:
-        raise ValueError(f"--gpu {gpu}: not there; allowed: {', '.join(PEAKS)}")
+    known = [name for name, peak in PEAKS.items() if not math.isnan(peak.bf16)]
+    if gpu not in known:
+        raise ValueError(f"--gpu {gpu}: not there; allowed: {', '.join(known)}")
     whole = training_work(config, causal=False, documents=[[window]], num_asked=round(ASKED * window))
+    possible = possible_mfu(whole, float32_work(config, causal=False, documents=[[window]]), PEAKS[gpu])
+    if mfu > possible:
+        raise ValueError(
+            f"--mfu {mfu:g}: out of reach of {gpu}, where linear attention computes in float32; allowed: at most {rounded_down(possible)}"
+        )
     work = Work(*(round(part / window) for part in whole))
     rate = mfu * 1e12 * PEAKS[gpu].bf16 / (work.forward + work.backward)
     parameters = sum(each.numel() for each in ProteinModel(config, causal=False).parameters())
-    return Model(parameters, config.num_layers, work, rate, window)
+    return Model(parameters, config.num_layers, work, rate, window, possible)
+
+
+def possible_mfu(whole: Work, float32: Work, peak: Peak) -> float:
+    """Return the MFU of a GPU that reaches both its peaks, as a share of the one in bf16.
+
+    A tenth of the work at a tenth of the rate takes nearly half of the time:
+
+    >>> round(possible_mfu(Work(100, 200, 0), Work(10, 20, 0), Peak(10, 50, 100, 100)), 3)
+    0.526
+
+    Args:
+        whole: of some tokens.
+        float32: the part of it that is computed in float32, without TF32.
+        peak: of the GPU.
+    """
+    seconds = (sum(whole) - sum(float32)) / peak.bf16 + sum(float32) / peak.float32
+    return (whole.forward + whole.backward) / peak.bf16 / seconds
+
+
+def rounded_down(share: float) -> str:
+    """Return three digits that are allowed where the share is the most.
+
+    >>> rounded_down(0.1969)
+    '0.196'
+    """
+    return f"{math.floor(1000 * share) / 1000:.3f}"
 
 
 def lay_out(
@@ -213,7 +249,7 @@ def lay_out(
     title = (
         f"{options.preset}: {model.parameters:,} parameters; {(work.forward + work.backward) / 1e6:.1f} MFLOP a token, "
         f"{work.again / 1e6:.1f} more computed again\n"
-        f"{options.gpu}: {PEAKS[options.gpu].bf16:,.1f} TFLOP/s (bf16, dense) x MFU {options.mfu:g} = "
+        f"{options.gpu}: {PEAKS[options.gpu].bf16:,.1f} TFLOP/s (bf16, dense) x MFU {options.mfu:g} (at most {rounded_down(model.possible_mfu)}) = "
         f"{model.tokens_per_second:,.0f} tokens/s; NVLink {options.nvlink:g} GB/s a GPU, {options.network:g} Gb/s a network card"
     )
     best = steps["DDP, 8 cards"]
@@ -239,6 +275,7 @@ def lay_out(
             "model": to_dict(config),
             "gpu": options.gpu,
             "mfu": options.mfu,
+            "possible_mfu": model.possible_mfu,
         },
         "parameters": model.parameters,
         "work_per_token": work._asdict(),
