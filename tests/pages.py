@@ -1,5 +1,8 @@
 """What the tests of the documentation share: a page's blocks, and shell blocks run as they are written.
 
+A fenced block of `bash` or `python` runs in the test of its page; what cannot run here is indented, and is read by the
+program that it calls (`test_indented_commands.py`).
+
 bash reads a block; a function in the place of `protperf` writes down the words of each command, which then runs where
 that is quick: in this process, or in one that forks from a warm one.
 """
@@ -11,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +37,13 @@ def blocks_of(page: str, *languages: str) -> list[tuple[str, str]]:
     """Return (language, block) of each block that is meant to run, in order."""
     pattern = rf"^```({'|'.join(languages or ('bash', 'python'))})\n(.*?)^```$"
     return re.findall(pattern, read_page(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def indented_blocks(text: str) -> list[str]:
+    """Return what stands indented by four or more between empty lines of Markdown, outside fences, as it would be typed."""
+    outside = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    paragraphs = re.split(r"\n(?:[ \t]*\n)+", f"\n\n{outside}")
+    return [textwrap.dedent(each) for each in paragraphs if re.fullmatch(r"(?: {4,}\S.*(?:\n|$))+", each)]
 
 
 @contextmanager
@@ -60,7 +71,7 @@ def run_bash(block: str, folder: Path, run: Callable[[list[str]], int] = call) -
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["bash", "-euo", "pipefail", "-c", _RECORD + block]
     subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, check=True, timeout=60)
-    for words in _recorded(folder / ".words"):
+    for words in recorded(folder / ".words"):
         assert run(words) == 0, words
 
 
@@ -83,7 +94,7 @@ def run_lines(block: str, folder: Path, run: Callable[[list[str]], int]) -> None
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
-def _recorded(path: Path) -> Iterator[list[str]]:
+def recorded(path: Path) -> Iterator[list[str]]:
     """Yield the words of each command, and forget them."""
     text = path.read_text() if path.exists() else ""
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Law A15: `torch.compile` takes attention and the model whole, at any length, and changes nothing."""
+"""`torch.compile` takes attention and the model whole, at any length, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law A16: memory is linear in length, and features (L x F numbers a head) are not kept for the backward pass."""
+"""Memory is linear in length, and features (L x F numbers a head) are not kept for the backward pass."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_numbers_of_maps_are_those_of_attention(tmp_path: Path, checkpoint: str,
     assert found["tokens"][[0, -1]].tolist() == ["<bos>", "<eos>"]
     assert "".join(found["tokens"][1:-1]) == random_records([30, 40])[1][1]
     assert found["attention"].shape == (2, 2, 42, 42)
-    np.testing.assert_allclose(found["attention"].sum(-1), 1, atol=1e-5)  # law A3
+    np.testing.assert_allclose(found["attention"].sum(-1), 1, atol=1e-5)  # rows sum to one
     tokens = torch.tensor([[VOCABULARY.id_of(token) for token in found["tokens"]]])
     rows = torch.tensor([7, 41, 0])
     model = load_model(checkpoint).model

@@ -1,4 +1,4 @@
-"""Law A12 through the model: read token by token or in pieces, a protein gets the states of one pass over it whole."""
+"""Reading on, through the model: read token by token or in pieces, a protein gets the states of one pass over it whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protperf.config import ModelConfig
 from protperf.model import ModelState, ProteinModel
 
 TOLERANCE = {"rtol": 0.0, "atol": 1e-5}
-"""Law A12's, for hidden states of order one."""
+"""That of attention read on, for hidden states of order one."""
 
 
 def in_pieces(model: ProteinModel, tokens: Tensor, lengths: list[int]) -> tuple[Tensor, list[ModelState]]:

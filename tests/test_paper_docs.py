@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from pages import indented_blocks
 
 from protperf.bench.arguments import parse
 from protperf.bench.paper.arguments import EXPERIMENTS
 from protperf.bench.paper.page import fill
 
 PAGE = (REPOSITORY / "docs" / "paper.md").read_text()
-BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 RESULTS = sorted((REPOSITORY / "docs" / "paper").glob("*.json"))
 
 
@@ -33,6 +33,6 @@ def test_rows_of_a_table_have_a_cell_for_each_column():
 
 
 def test_there_is_a_command_and_a_place_for_each_experiment():
-    asked = [parse(shlex.split(block)[2:]).experiment for block in BLOCKS]
+    asked = [parse(shlex.split(block)[2:]).experiment for block in indented_blocks(PAGE)]
     assert asked == list(EXPERIMENTS)
     assert re.findall(r"^<!-- (\w+) -->$", PAGE, flags=re.MULTILINE) == list(EXPERIMENTS)

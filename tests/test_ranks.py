@@ -70,7 +70,7 @@ def two_ranks() -> dict[tuple[str, str], Path]:
             path = scratch_dir() / f"{strategy}-{name}"
             runs[strategy, name] = path
             todo += [(path, (*steps(number), *more)) for number, more in options]
-    for attention in ATTENTIONS:  # law E6: DDP refuses a parameter without a gradient
+    for attention in ATTENTIONS:  # DDP refuses a parameter without a gradient
         choice = (
             f"model.attention={attention}",
             f"model.qk_norm={attention != 'rfa'}",
