@@ -1,4 +1,4 @@
-"""The image is built and run for real, by the blocks of docs/docker.md: as nobody in particular, over a root that is read-only."""
+"""The image is built and run for real, by the blocks of docs/docker.md: as an ordinary user, over a root that is read-only."""
 
 from __future__ import annotations
 
