@@ -22,7 +22,7 @@ help:
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make lint         format, lint and types alone"
 	@echo "make constraints  pin the newest versions of all dependencies in constraints.txt"
-	@echo "make dist         source archive, wheel, licences and bill of materials, in dist/"
+	@echo "make dist         source archive, wheel, and the licences and bill of materials of what it needs, in dist/"
 	@echo "make licences     list the licences of all dependencies; fail on one that does not go with protperf's"
 	@echo "make audit        ask the database of known vulnerabilities about every pin (needs the network)"
 	@echo "make try-wheel    install dist/*.whl alone into an empty environment and run it there"
@@ -74,13 +74,18 @@ constraints: install
 		| grep -v '^nvidia-\|^cuda-' | sort - torch.pin > constraints.txt
 	rm torch.pin
 
-dist: install
-	rm -rf dist
-	$(BIN)/python -m build --outdir dist .
-	$(MAKE) licences sbom
-
-# Of what OF's environment holds: by default all extras and the tools for developing, which are more than a user needs.
+# Of which environment licences and materials are listed: by default this one, which has all extras and the tools for developing.
 OF ?= $(BIN)/python
+# One with the wheel and what it needs, and nothing else, not even pip: what somebody has who installs it.
+WHEEL := build/wheel
+
+dist: install
+	rm -rf dist $(WHEEL)
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m venv --without-pip $(WHEEL)
+	$(BIN)/pip --python $(WHEEL)/bin/python install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip --python $(WHEEL)/bin/python install --quiet --constraint constraints.txt dist/*.whl
+	$(MAKE) licences sbom OF=$(WHEEL)/bin/python
 
 licences: install
 	@mkdir -p dist

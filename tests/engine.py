@@ -155,7 +155,8 @@ def compose(options: argparse.Namespace) -> argparse.Namespace:
     text = re.sub(r"(?<!\$)\$(\w+)", lambda m: os.environ.get(m[1], ""), text).replace("$$", "$")
     service = yaml.safe_load(text)["services"][options.service]
     assert not service.get("deploy"), "no GPUs here"
-    binds = [(each["source"], each["target"]) for each in service["volumes"]]
+    beside = Path(options.file).resolve().parent  # where Compose looks for what is no full path
+    binds = [(str(beside / each["source"]), each["target"]) for each in service["volumes"]]
     assert all(Path(source).is_dir() for source, _ in binds), binds  # create_host_path: false
     variables = {key: value or os.environ.get(key) for key, value in service["environment"].items()}
     return argparse.Namespace(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import engine
 import pytest
 import yaml
 from conftest import REPOSITORY
 from hydra import compose, initialize_config_module
 from programs import skip
+from test_cluster_docs import TREMBL, WINDOW
 
 from protperf.train import Settings, read_settings
 
@@ -23,6 +27,12 @@ COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 MANIFESTS = {
     path.name: list(yaml.safe_load_all(path.read_text())) for path in (DOCKER / "kubernetes").glob("*.yaml")
 }
+PAGE = (REPOSITORY / "docs" / "docker.md").read_text()
+COMMANDS = {
+    name: re.sub(r" *\\\n *", " ", (REPOSITORY / "docs" / name).read_text()).splitlines()
+    for name in ("docker.md", "cloud.md")
+}
+"""Lines of the pages, with those that a backslash breaks in one piece."""
 CHECKPOINT = 12.04 * 75_590_656
 """Bytes of a checkpoint of `performer_36l` (docs/cluster.md); measured: 909.8 MB."""
 SLOW_DISK = 10e6
@@ -68,6 +78,12 @@ def test_kubeflow_takes_the_trainjob_and_knows_all_of_its_keys():
     assert parsed.to_dict() == manifest
 
 
+def container_of(name: str) -> dict[str, Any]:
+    """Return the container of the last object of a manifest."""
+    (container,) = next(pod_specs(MANIFESTS[name][-1]))["containers"]
+    return container
+
+
 def pod_specs(node: Any) -> Iterator[dict[str, Any]]:
     """Yield all specs of pods below a node of a manifest."""
     if isinstance(node, dict):
@@ -87,7 +103,7 @@ PODS = [(name, spec) for name, manifest in sorted(MANIFESTS.items()) for spec in
 def test_no_pod_runs_as_root_or_can_write_its_root(pod: dict[str, Any]):
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
-    for container in pod["containers"]:
+    for container in (*pod.get("initContainers", []), *pod["containers"]):
         rights = container["securityContext"]
         assert rights["readOnlyRootFilesystem"] is True
         assert rights["allowPrivilegeEscalation"] is False
@@ -162,6 +178,84 @@ def test_the_trainjob_asks_for_what_the_training_job_asks():
     assert trainer["numNodes"] == expected.trainer.num_nodes
     assert trainer["resourcesPerNode"] == container["resources"]
     assert (found.data, found.model, found.optim) == (expected.data, expected.model, expected.optim)
+    assert (found.run_dir, found.trainer.max_steps) == (expected.run_dir, expected.trainer.max_steps)
+
+
+def test_training_ends_after_one_pass_over_trembl():
+    """In the manifests, whatever their batch, and in the commands for SLURM."""
+    (job,) = MANIFESTS["trainjob.yaml"]
+    given = [container_of("train.yaml")["args"], job["spec"]["trainer"]["args"]]
+    lines = [
+        line.split("train.sbatch ")[1] for line in COMMANDS["docker.md"] if "slurm/train.sbatch " in line
+    ]
+    assert len(lines) == 2
+    for arguments in (*given, *(["train", *line.split()] for line in lines)):
+        settings = settings_of(arguments)
+        tokens = settings.trainer.max_steps * settings.data.batch_size * WINDOW
+        assert tokens == pytest.approx(TREMBL, rel=1e-3)
+    comment = (DOCKER / "kubernetes" / "train.yaml").read_text()
+    for windows, steps in {64: "144,800", 128: "72,400", 256: "36,200"}.items():
+        assert int(steps.replace(",", "")) * windows * WINDOW == pytest.approx(TREMBL, rel=1e-3)
+        assert steps in comment
+        assert steps in PAGE
+
+
+def test_every_command_of_the_pages_that_trains_can():
+    """Its keys are known and go together."""
+    lines = [
+        line.split() for lines in COMMANDS.values() for line in lines if re.search(r"\btrain [\w.]+=", line)
+    ]
+    assert len(lines) == 6
+    for words in lines:
+        settings_of(words[words.index("train") :])
+
+
+def test_what_a_manifest_reads_the_one_before_it_has_written():
+    download, prepare = (
+        container["args"]
+        for kind in ("initContainers", "containers")
+        for container in MANIFESTS["prepare.yaml"][0]["spec"]["template"]["spec"][kind]
+    )
+    assert download == ["prepare", "--download", "trembl", "."]
+    _, fasta, dataset, *_ = prepare
+    assert f"fetches `{fasta}`" in (REPOSITORY / "docs" / "data.md").read_text()
+    training = settings_of(container_of("train.yaml")["args"])
+    assert training.data.path == dataset
+    run, proteins, out = container_of("embed.yaml")["args"]
+    assert run == f"runs/{training.name}"
+    assert container_of("merge.yaml")["args"] == [out]
+    assert f"kubectl cp ~/{proteins} protperf-shell:/workspace/{proteins}" in PAGE
+    assert f"kubectl cp protperf-shell:/workspace/{out} ~/{out}" in PAGE
+
+
+def test_preparing_takes_as_many_processes_and_as_little_memory_as_its_pod_is_given():
+    container = container_of("prepare.yaml")
+    options = dict(zip(container["args"][3::2], container["args"][4::2], strict=True))
+    requests = container["resources"]["requests"]
+    assert options == {"--memory": "8G", "--workers": requests["cpu"]}
+    assert int(requests["memory"].removesuffix("Gi")) >= 8
+
+
+def test_kubectl_waits_for_what_was_applied_and_for_no_longer_than_it_says():
+    known, applied = set(), []
+    for line in COMMANDS["docker.md"]:
+        for command in re.findall(r"kubectl (?:apply|wait|cp|logs|delete) [^`&]*", line):
+            verb, *words = shlex.split(command)[1:]
+            if verb == "apply":
+                names = words[1::2]
+                applied += names
+                known |= {
+                    f"{each['kind'].lower()}/{each['metadata']['name']}"
+                    for name in names
+                    for each in MANIFESTS[name]
+                }
+            elif verb == "wait":
+                condition, timeout, what = words
+                assert what in known
+                assert re.fullmatch(r"--timeout=\d+h", timeout)
+                if "ready}=" in condition:
+                    assert condition.endswith(f"={MANIFESTS['train.yaml'][1]['spec']['parallelism']}")
+    assert applied == [f"{name}.yaml" for name in ("volume", "prepare", "train", "shell", "embed", "merge")]
 
 
 def test_the_embedding_job_has_as_many_parts_as_it_says_and_merges_what_it_writes():
@@ -193,3 +287,44 @@ def test_records_left_out_are_a_success_to_kubernetes_and_all_else_is_what_it_wa
         "merge.yaml": "embed --merge proteins.h5\n",
     }
     assert done.stdout == said[name]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, 0), (3, 0), (1, 1), (137, 1)])
+def test_the_merge_behind_an_array_succeeds_if_it_has_written(status: int, expected: int, tmp_path: Path):
+    """As `sh` runs what bash gives to sbatch's --wrap."""
+    program = tmp_path / "srun"
+    program.write_text(f'#!/bin/sh\necho "$@"\nexit {status}\n')
+    program.chmod(0o755)
+    (wrapped,) = re.findall(r'--wrap (".* --merge proteins\.h5.*")', PAGE)
+    assert f"--wrap {wrapped}\n" in (DOCKER / "slurm" / "embed_array.sbatch").read_text()
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    line = subprocess.run(
+        ["bash", "-c", f"printf %s {wrapped}"], env=variables, capture_output=True, text=True, check=True
+    ).stdout
+    done = subprocess.run(["sh", "-c", line], env=variables, capture_output=True, text=True)
+    assert done.stdout == "protperf embed --merge proteins.h5\n"
+    assert done.returncode == expected
+
+
+def test_folders_of_compose_are_given_by_their_full_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Compose looks for others beside its file, wherever one stands."""
+    for name in ("data", "runs", "mine"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    options = engine.parse(["compose", "-f", str(DOCKER / "compose.yaml"), "run", "prepare"])
+    runs = f"{tmp_path}/runs:/workspace/runs"
+    assert engine.compose(options).volume == [f"{tmp_path}/data:/workspace/data", runs]
+    monkeypatch.setenv("PROTPERF_DATA", str(tmp_path / "mine"))
+    assert engine.compose(options).volume == [f"{tmp_path}/mine:/workspace/data", runs]
+    monkeypatch.setenv("PROTPERF_DATA", "mine")
+    with pytest.raises(AssertionError, match="docker/mine"):
+        engine.compose(options)
+
+
+def test_nothing_that_the_image_sets_is_a_folder_that_users_of_one_machine_share():
+    """Under Apptainer /tmp is the machine's, and the image's variables hold."""
+    text = (DOCKER / "Dockerfile").read_text()
+    assert re.findall(r"=(/tmp\S*)", text) == ["/tmp"]  # HOME, which Apptainer sets itself
+    assert "WANDB_DATA_DIR=/workspace/runs/" in text  # a volume, wherever the root is read-only
+    assert "WANDB_DATA_DIR" not in COMPOSE["services"]["train"]["environment"]

@@ -61,7 +61,7 @@ def value_of(variable: dict[str, Any], index: int) -> str:
 def test_a_pod_that_is_told_to_stop_stops_all_of_them_with_a_checkpoint_and_status_75(tmp_path: Path):
     assert JOB["spec"]["completions"] == JOB["spec"]["parallelism"] == 2
     (port,) = free_ports(1)
-    metrics = tmp_path / "runs" / "trembl_masked_36l" / "metrics.csv"
+    metrics = tmp_path / "runs" / "mine" / "metrics.csv"
     with ExitStack() as stack:
         pods = [start_pod(index, tmp_path, port, stack) for index in range(2)]
         deadline = time.monotonic() + 120

@@ -55,7 +55,7 @@ def submit(folder: Path, variables: dict[str, str], *words: str, **more: str) ->
 
 def merging_line(out: str) -> str:
     """Return what docs/docker.md submits behind the array, as the shell of somebody who has set PROTPERF gives it to sbatch."""
-    (written,) = re.findall(r'--wrap (".* --merge proteins\.h5")', PAGE)
+    (written,) = re.findall(r'--wrap (".* --merge proteins\.h5.*")', PAGE)
     variables = {"PATH": os.environ["PATH"], "PROTPERF": f"{sys.executable} -m protperf"}
     line = subprocess.run(
         ["bash", "-c", f"printf %s {written}"], env=variables, capture_output=True, text=True, check=True
@@ -85,7 +85,7 @@ def test_an_array_embeds_each_protein_once_and_what_waits_for_it_is_not_held_up_
     words = (*options, model.name, "a.fasta", "a.h5")
     assert submit(tmp_path, slurm_variables, *words) == {"0:0"}, logs(tmp_path)
     assert logs(tmp_path).count("is written; the records that it left out are listed beside it") == 2
-    assert submit(tmp_path, slurm_variables, "--wrap", merging_line("a.h5")) == {"3:0"}, logs(tmp_path)
+    assert submit(tmp_path, slurm_variables, "--wrap", merging_line("a.h5")) == {"0:0"}, logs(tmp_path)
     assert embed([str(model), str(tmp_path / "a.fasta"), str(tmp_path / "whole.h5")]) == 3
     (ids, rows), (expected_ids, expected) = (
         read_embeddings(tmp_path / name) for name in ("a.h5", "whole.h5")
