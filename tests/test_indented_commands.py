@@ -6,7 +6,6 @@ bash reads a block, so its quotes, variables and `$(...)` are what they would be
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -35,13 +34,13 @@ PAGES = [
 ]
 PROGRAMS = (
     *("protperf", "torchrun", "srun", "sbatch", "dask", "docker", "apptainer", "enroot", "kubectl", "sky"),
-    *("git", "hf", "pip", "source", "export"),
+    *("git", "hf", "pip", "source", "export", "cp", "aws"),
 )
 """What a block of commands begins with."""
-SHELL = re.compile(rf"(?:{'|'.join(PROGRAMS)}|train) |\w+=\S")
+SHELL = re.compile(rf"(?:{'|'.join((*PROGRAMS, *COMMANDS))}) |\w+=\S")
 """How a block of commands begins: an image is given what stands behind `protperf`."""
 OURS = re.compile(
-    rf"(?<![\w/.`-])protperf (?:{'|'.join(COMMANDS)})\b|^train |\.sbatch\b|--wrap .*|docker compose\b.*\brun\b|sky jobs\b",
+    rf"(?<![\w/.`-])protperf (?:{'|'.join(COMMANDS)})\b|^(?:{'|'.join(COMMANDS)}) |\.sbatch\b|--wrap .*|docker compose\b.*\brun\b|sky jobs\b",
     flags=re.MULTILINE,
 )
 """What a command of ours cannot be written without."""
@@ -63,7 +62,8 @@ def typed(block: str, *arguments: str, folder: Path) -> list[list[str]]:
 def calls_of(words: list[str], folder: Path) -> Iterator[list[str]]:
     """Yield the arguments of each protperf that a program would start."""
     if "--wrap" in words:
-        yield from calls_of(shlex.split(words[words.index("--wrap") + 1]), folder)
+        for inner in typed(words[words.index("--wrap") + 1], folder=folder):
+            yield from calls_of(inner, folder)
     elif words[0] == "sbatch":
         (at,) = [number for number, word in enumerate(words) if word.endswith(".sbatch")]
         (command,) = re.findall(r'"\$\{protperf\[@\]\}" (\w+)', (REPOSITORY / words[at]).read_text())
