@@ -35,7 +35,8 @@ class Engine:
     """Images and containers in a folder.
 
     Args:
-        folder: where all is kept; `ENGINE_FOLDER` says it to the program. `ENGINE_BUILD_ARGS` are further build arguments.
+        folder: where all is kept; `ENGINE_FOLDER` says it to the program. `ENGINE_BUILD_ARGS` are further build arguments,
+            `ENGINE_ENV` further variables of every container.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -141,7 +142,15 @@ def command_line(root: str, config: dict[str, Any], options: argparse.Namespace)
     words = [*entry, *(options.arguments or (config.get("Cmd", []) if options.entrypoint is None else []))]
     become = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--no-new-privs"]
     become += ["--bounding-set=-all", "--inh-caps=-all"]
-    env = ["env", "-i", "-C", config["WorkingDir"], *config["Env"], *options.env]
+    env = [
+        "env",
+        "-i",
+        "-C",
+        config["WorkingDir"],
+        *config["Env"],
+        *options.env,
+        *os.environ.get("ENGINE_ENV", "").split(),
+    ]
     return shlex.join(["exec", "chroot", root, *become, *env, *words])
 
 
