@@ -273,7 +273,7 @@ def lay_out(
         f"{options.batches} batches a turn, {options.rounds} rounds"
     )
     legend = (
-        f"x performer_36l: over the {GOAL:,} tokens/s it is meant to train on, on one H200; bar {BAR}x, aim {AIM}x.\n"
+        f"x performer_36l: over the {GOAL:,} tokens/s it would train on, on one H200 at an MFU of 24 %; bar {BAR}x, aim {AIM}x.\n"
         f"{PREAD}: bare reads of the same windows by the process that takes the batches: the limit of one process.\n"
         "All turns read the same windows, so they come from memory: the loader is measured, not the disk."
     )
