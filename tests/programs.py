@@ -12,6 +12,11 @@ SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", 
 """Where daemons and network tools lie, which are not on everybody's path."""
 
 
+def in_ci() -> bool:
+    """Tell whether `.ci/run` runs the tests: all programs are there, and an index of packages."""
+    return bool(os.environ.get("PROTPERF_TESTS_SKIP_NOTHING"))
+
+
 def absent(*names: str) -> list[str]:
     """Return those of the programs that are not installed."""
     return [name for name in names if not shutil.which(name, path=SYSTEM_PATH)]
@@ -26,6 +31,6 @@ def path_of(name: str) -> str:
 
 def skip(reason: str) -> NoReturn:
     """Skip the test that asks; fail it where all programs are said to be there, as `.ci/run` does."""
-    if os.environ.get("PROTPERF_TESTS_SKIP_NOTHING"):
+    if in_ci():
         pytest.fail(f"skipped where nothing may be skipped: {reason}")
     pytest.skip(reason)
