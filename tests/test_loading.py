@@ -31,12 +31,13 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "buckets": {"attention": "reformer", "lsh_buckets": 10**12},
     "a number beyond all": {"num_layers": 10**300},
     "layers of nothing": {
-        "num_layers": 100_000,
+        "num_layers": 4_096,
         "model_dim": 2,
         "num_heads": 1,
         "feedforward_dim": 1,
         "num_features": 1,
     },
+    "a number beyond words": {"model_dim": 8 * 10**3000, "num_heads": 8, "positions": "none"},
     "rounds": {"attention": "reformer", "lsh_buckets": 1, "lsh_rounds": 10**9},
 }
 
