@@ -15,6 +15,7 @@ import torch
 from checkpoints import make_checkpoint
 from hostile import write_safetensors
 from prepared import REPOSITORY
+from safetensors.torch import load_file, save_file
 
 from protperf.checkpoint import load_model
 from protperf.checkpoint.export import export_model
@@ -100,6 +101,21 @@ def test_a_header_of_safetensors_claims_what_is_there(tmp_path: Path, header: An
     with pytest.raises(ValueError, match=r"model\.safetensors: ") as caught:
         load_model(folder)
     assert str(caught.value).startswith(str(folder))
+
+
+def test_no_weight_stands_in_a_folder_under_two_names(tmp_path: Path):
+    folder = tmp_path / "m"
+    export_model(load_model(make_checkpoint(tmp_path / "m.ckpt")), folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"norm.weight": torch.zeros(16)}, folder / "model.safetensors")
+    with pytest.raises(
+        FormatError,
+        match=r"safetensors: holds both norm\.weight and model\.norm\.weight, which are one weight; give",
+    ):
+        load_model(folder)
+    bare = {name.removeprefix("model."): value for name, value in weights.items()}
+    save_file(bare, folder / "model.safetensors")
+    assert load_model(folder).model.norm.weight.equal(bare["norm.weight"])
 
 
 def test_a_header_of_safetensors_has_a_bound(tmp_path: Path):
