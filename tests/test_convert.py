@@ -30,6 +30,7 @@ from protperf.checkpoint.facts import collect_facts
 from protperf.convert import main
 from protperf.formats import FormatError
 from protperf.formats.metrics_file import append_metrics
+from protperf.formats.scores import read_scores
 from protperf.train import runs
 from protperf.vocab import VOCABULARY
 
@@ -427,6 +428,31 @@ def test_scores_of_other_weights_are_refused_whatever_their_step(folder: Path, t
     ):
         main([str(folder.parent / "m.ckpt"), str(tmp_path / "other"), "--scores", str(path)])
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: None} for name in ("perplexity", "accuracy", "step", "objective", "weights_sha256")),
+        {"perplexity": 10**400},
+        {"perplexity": "5"},
+        {"accuracy": 10**400},
+        {"accuracy": [0.5]},
+        {"step": "x"},
+        {"step": 1.5},
+        {"step": True},
+        {"dataset_digest": 5},
+    ],
+    ids=str,
+)
+def test_scores_have_the_types_of_what_evaluate_writes(change: dict[str, Any], tmp_path: Path):
+    whole = {"perplexity": 5, "accuracy": 1, "step": 7, "objective": "masked", "weights_sha256": "0" * 64}
+    path = tmp_path / "scores.json"
+    path.write_text(json.dumps({"test": {"model": whole}}))
+    assert read_scores(path)["test"]["model"] == whole
+    path.write_text(json.dumps({"test": {"model": whole | change}}))
+    with pytest.raises(ValueError, match=r"scores\.json: not what `protperf evaluate --json` writes"):
+        read_scores(path)
 
 
 def test_a_card_tells_of_this_model_on_held_out_proteins_alone(folder: Path):
