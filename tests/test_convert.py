@@ -443,7 +443,7 @@ def test_scores_of_other_weights_are_refused_whatever_their_step(folder: Path, t
         {"step": True},
         {"dataset_digest": 5},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:30],
 )
 def test_scores_have_the_types_of_what_evaluate_writes(change: dict[str, Any], tmp_path: Path):
     whole = {"perplexity": 5, "accuracy": 1, "step": 7, "objective": "masked", "weights_sha256": "0" * 64}
