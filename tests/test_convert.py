@@ -399,13 +399,24 @@ def test_a_card_takes_no_markup_of_a_stranger_s_run(finished: Path, tmp_path: Pa
     shutil.copytree(finished, run_dir)
     config = OmegaConf.load(run_dir / "config.yaml")
     config.optim.kind = "adamw |\n\n# Licence\n\nMIT <script>x</script> \x1b[31m `a` [b](c) \\| d"
+    config.optim["www.evil.example"] = "https://evil.example/x www.evil.example a@evil.example"
+    config.trainer.precision = "a`|https://evil.example\\|`"
     config.data.context_length = "many"
     OmegaConf.save(config, run_dir / "config.yaml")
     content = torch.load(run_dir / "checkpoints" / "best.ckpt", weights_only=True)
     content["protperf"] |= {"origin": "a` <b>", "dataset_digest": "0` <b>"}
     torch.save(content, run_dir / "checkpoints" / "best.ckpt")
+    append_metrics(
+        run_dir / "metrics.csv", [(load_model(run_dir).step, {"www.evil.example/perplexity": 2.0})]
+    )
     trained = load_model(run_dir)
     card = write_card(trained, collect_facts(trained), CardDetails())
+    own_words = re.sub(r"`[^`\n]*`", "", re.sub(r"```[^`]*```", "", card))
+    assert card.count("evil.example") == 6
+    assert re.search(r"evil|://|www|@", own_words) is None, "readers of Markdown make links of bare addresses"
+    assert all(
+        line.count("|") == (5 if "this model" in line else 3) for line in card.splitlines() if "evil" in line
+    )
     assert all(char.isprintable() or char == "\n" for char in card)
     assert "\n# Licence" not in card
     assert re.search(r"(?<!\\)<(?!mask>)", re.sub(r"`[^`]*`", "", card)) is None
