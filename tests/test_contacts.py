@@ -212,6 +212,10 @@ def test_a_line_that_quotes_a_head_is_printable():
         ({"weights": [1.0]}, "no finite matrix"),
         ({"intercept": None}, "damaged contact head"),
         ({"intercept": 10**400}, "damaged contact head"),
+        ({"intercept": "1"}, "damaged contact head"),
+        ({"intercept": True}, "damaged contact head"),
+        ({"weights": [["1"]]}, "damaged contact head"),
+        ({"weights": {"a": 1}}, "damaged contact head"),
         ({"weights": [[10**400]]}, "damaged contact head"),
     ],
 )

@@ -70,8 +70,10 @@ def read_contact_head(path: Path) -> ContactHead:
             "fit the head again, or install the protperf that wrote it"
         )
     try:
-        weights = np.array(content["weights"], dtype=np.float64)
-        intercept = float(content["intercept"])
+        found, intercept = np.array(content["weights"]), content["intercept"]
+        if found.dtype.kind not in "iuf" or type(intercept) not in (int, float):
+            raise TypeError("what should be a number is none that floats hold")
+        weights, intercept = found.astype(np.float64), float(intercept)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: damaged contact head ({error}); fit it again") from error
     if weights.ndim != 2 or not np.isfinite(weights).all() or not np.isfinite(intercept):
