@@ -273,6 +273,11 @@ def test_a_part_outside_of_its_domain_is_refused_in_one_line(choice: dict[str, A
     assert "\n" not in str(error.value)
 
 
+SIZES = (
+    *("num_heads", "model_dim", "feedforward_dim", "num_features", "max_positions"),
+    *("linformer_rank", "linformer_length", "lsh_buckets", "lsh_window"),
+)
+
 WRONG = [
     (
         ModelConfig,
@@ -288,8 +293,10 @@ WRONG = [
     (ModelConfig, "features", "own", "drawn, learned"),
     (ModelConfig, "softmax_layers", (1, 4), "names layer 4; allowed: 0 to 3"),
     (ModelConfig, "norm_eps", -1.0, "0.0 to 1.0"),
-    (ModelConfig, "num_layers", 0, "at least 1"),
-    (ModelConfig, "num_features", 0, "at least 1"),
+    (ModelConfig, "num_layers", 0, "1 to 4096"),
+    (ModelConfig, "num_layers", 4097, "1 to 4096"),
+    (ModelConfig, "num_features", 0, "1 to 1000000000000"),
+    *((ModelConfig, field, 4 * 10**12, " to 1000000000000") for field in SIZES),
     (ModelConfig, "dropout", 1.5, "0.0 to 0.99"),
     (ModelConfig, "dropout", float("nan"), "0.0 to 0.99"),
     (ModelConfig, "model_dim", 130, "multiple of num_heads 4"),

@@ -13,7 +13,12 @@ from checkpoints import make_checkpoint
 from protperf.attention import attention_rows
 from protperf.checkpoint import load_model
 from protperf.formats import FormatError
-from protperf.formats.contact_head import ContactHead, read_contact_head, write_contact_head
+from protperf.formats.contact_head import (
+    ContactHead,
+    describe_other_model,
+    read_contact_head,
+    write_contact_head,
+)
 from protperf.inference import contacts
 from protperf.inference.contacts import (
     contacts_of,
@@ -192,6 +197,12 @@ def test_a_head_comes_back_from_its_file_exactly(tmp_path: Path):
     assert found.provenance == head.provenance
 
 
+def test_a_line_that_quotes_a_head_is_printable():
+    for checkpoint, found in (("a\x1b[31m\n", r"a\x1b[31m\n"), (["a"], "an unknown model")):
+        head = ContactHead(np.ones(SHAPE), 0.0, {"checkpoint": checkpoint})
+        assert describe_other_model(head, Path("b.ckpt"), "0") == f"was fitted to {found}, not to b.ckpt"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -200,6 +211,12 @@ def test_a_head_comes_back_from_its_file_exactly(tmp_path: Path):
         ({"weights": [[1.0], [1.0, 2.0]]}, "damaged contact head"),
         ({"weights": [1.0]}, "no finite matrix"),
         ({"intercept": None}, "damaged contact head"),
+        ({"intercept": 10**400}, "damaged contact head"),
+        ({"intercept": "1"}, "damaged contact head"),
+        ({"intercept": True}, "damaged contact head"),
+        ({"weights": [["1"]]}, "damaged contact head"),
+        ({"weights": {"a": 1}}, "damaged contact head"),
+        ({"weights": [[10**400]]}, "damaged contact head"),
     ],
 )
 def test_damaged_heads_are_refused(tmp_path: Path, change: dict, message: str):

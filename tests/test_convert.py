@@ -30,6 +30,7 @@ from protperf.checkpoint.facts import collect_facts
 from protperf.convert import main
 from protperf.formats import FormatError
 from protperf.formats.metrics_file import append_metrics
+from protperf.formats.scores import read_scores
 from protperf.train import runs
 from protperf.vocab import VOCABULARY
 
@@ -398,13 +399,24 @@ def test_a_card_takes_no_markup_of_a_stranger_s_run(finished: Path, tmp_path: Pa
     shutil.copytree(finished, run_dir)
     config = OmegaConf.load(run_dir / "config.yaml")
     config.optim.kind = "adamw |\n\n# Licence\n\nMIT <script>x</script> \x1b[31m `a` [b](c) \\| d"
+    config.optim["www.evil.example"] = "https://evil.example/x www.evil.example a@evil.example"
+    config.trainer.precision = "a`|https://evil.example\\|`"
     config.data.context_length = "many"
     OmegaConf.save(config, run_dir / "config.yaml")
     content = torch.load(run_dir / "checkpoints" / "best.ckpt", weights_only=True)
     content["protperf"] |= {"origin": "a` <b>", "dataset_digest": "0` <b>"}
     torch.save(content, run_dir / "checkpoints" / "best.ckpt")
+    append_metrics(
+        run_dir / "metrics.csv", [(load_model(run_dir).step, {"www.evil.example/perplexity": 2.0})]
+    )
     trained = load_model(run_dir)
     card = write_card(trained, collect_facts(trained), CardDetails())
+    own_words = re.sub(r"`[^`\n]*`", "", re.sub(r"```[^`]*```", "", card))
+    assert card.count("evil.example") == 6
+    assert re.search(r"evil|://|www|@", own_words) is None, "readers of Markdown make links of bare addresses"
+    assert all(
+        line.count("|") == (5 if "this model" in line else 3) for line in card.splitlines() if "evil" in line
+    )
     assert all(char.isprintable() or char == "\n" for char in card)
     assert "\n# Licence" not in card
     assert re.search(r"(?<!\\)<(?!mask>)", re.sub(r"`[^`]*`", "", card)) is None
@@ -427,6 +439,31 @@ def test_scores_of_other_weights_are_refused_whatever_their_step(folder: Path, t
     ):
         main([str(folder.parent / "m.ckpt"), str(tmp_path / "other"), "--scores", str(path)])
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: None} for name in ("perplexity", "accuracy", "step", "objective", "weights_sha256")),
+        {"perplexity": 10**400},
+        {"perplexity": "5"},
+        {"accuracy": 10**400},
+        {"accuracy": [0.5]},
+        {"step": "x"},
+        {"step": 1.5},
+        {"step": True},
+        {"dataset_digest": 5},
+    ],
+    ids=lambda change: str(change)[:30],
+)
+def test_scores_have_the_types_of_what_evaluate_writes(change: dict[str, Any], tmp_path: Path):
+    whole = {"perplexity": 5, "accuracy": 1, "step": 7, "objective": "masked", "weights_sha256": "0" * 64}
+    path = tmp_path / "scores.json"
+    path.write_text(json.dumps({"test": {"model": whole}}))
+    assert read_scores(path)["test"]["model"] == whole
+    path.write_text(json.dumps({"test": {"model": whole | change}}))
+    with pytest.raises(ValueError, match=r"scores\.json: not what `protperf evaluate --json` writes"):
+        read_scores(path)
 
 
 def test_a_card_tells_of_this_model_on_held_out_proteins_alone(folder: Path):

@@ -79,3 +79,28 @@ def test_a_vocabulary_is_read_whole_or_not_at_all(tmp_path: Path):
     path.write_bytes(b"A\n" * (LARGEST_VOCABULARY // 2) + b"C")
     with pytest.raises(FormatError, match=r"vocab\.txt: more than 1 MiB; give a file with a token a line"):
         read_vocabulary(path)
+
+
+def test_each_number_of_a_vocabulary_is_that_of_one_token(tmp_path: Path):
+    path = tmp_path / "tokenizer.json"
+    for added, found in (
+        ([], ("L", "A")),
+        ([{"content": "A", "id": 1}, {"content": "G", "id": 2}], ("L", "A", "G")),
+        ([{"content": "G", "id": 1}], None),
+        ([{"content": "A", "id": 2}], ("L", "A", "A")),  # which `map_tokens` refuses
+        ([{"content": ["G"], "id": 2}], None),
+        ([{"content": "G", "id": 3}], None),
+        ([{"content": "G", "id": -1}], None),
+        ([{"content": "G", "id": True}], None),
+    ):
+        path.write_text(json.dumps({"model": {"vocab": {"L": 0, "A": 1}}, "added_tokens": added}))
+        if found:
+            assert read_vocabulary(path) == found
+            continue
+        with pytest.raises(
+            FormatError, match=r"tokenizer\.json: no vocabulary that gives each token its num"
+        ):
+            read_vocabulary(path)
+    path.write_text(json.dumps({"L": 0, "A": 0, "G": 1}))
+    with pytest.raises(FormatError, match="no vocabulary that gives"):
+        read_vocabulary(path)

@@ -15,6 +15,7 @@ import torch
 from checkpoints import make_checkpoint
 from hostile import write_safetensors
 from prepared import REPOSITORY
+from safetensors.torch import load_file, save_file
 
 from protperf.checkpoint import load_model
 from protperf.checkpoint.export import export_model
@@ -31,12 +32,13 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "buckets": {"attention": "reformer", "lsh_buckets": 10**12},
     "a number beyond all": {"num_layers": 10**300},
     "layers of nothing": {
-        "num_layers": 100_000,
+        "num_layers": 4_096,
         "model_dim": 2,
         "num_heads": 1,
         "feedforward_dim": 1,
         "num_features": 1,
     },
+    "a number beyond words": {"model_dim": 8 * 10**3000, "num_heads": 8, "positions": "none"},
     "rounds": {"attention": "reformer", "lsh_buckets": 1, "lsh_rounds": 10**9},
 }
 
@@ -99,6 +101,21 @@ def test_a_header_of_safetensors_claims_what_is_there(tmp_path: Path, header: An
     with pytest.raises(ValueError, match=r"model\.safetensors: ") as caught:
         load_model(folder)
     assert str(caught.value).startswith(str(folder))
+
+
+def test_no_weight_stands_in_a_folder_under_two_names(tmp_path: Path):
+    folder = tmp_path / "m"
+    export_model(load_model(make_checkpoint(tmp_path / "m.ckpt")), folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"norm.weight": torch.zeros(16)}, folder / "model.safetensors")
+    with pytest.raises(
+        FormatError,
+        match=r"safetensors: holds both norm\.weight and model\.norm\.weight, which are one weight; give",
+    ):
+        load_model(folder)
+    bare = {name.removeprefix("model."): value for name, value in weights.items()}
+    save_file(bare, folder / "model.safetensors")
+    assert load_model(folder).model.norm.weight.equal(bare["norm.weight"])
 
 
 def test_a_header_of_safetensors_has_a_bound(tmp_path: Path):

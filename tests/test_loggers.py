@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from training import clean_environment, small_dataset
 
+from protperf.formats import FormatError, metrics_file
 from protperf.formats.metrics_file import append_metrics, read_metrics
 from protperf.loggers import MetricsFile, has_wandb_key, reaches_wandb, wandb_run
 from protperf.loggers.guarded import GuardedLogger
@@ -55,6 +56,30 @@ def test_a_damaged_line_is_named(tmp_path: Path):
     path.write_text(path.read_text() + "two,loss,2.5\n3,loss,1.0\n")
     with pytest.raises(ValueError, match=r"m.csv:3: 'two,loss,2.5' is not a line of a metrics file"):
         read_metrics(path)
+
+
+def test_a_metrics_file_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "m.csv"
+    append_metrics(path, [(2**63 - 1, {"loss": 3.0})])
+    read_metrics(path)
+    lines = path.read_text()
+    path.write_text(f"{lines}{2**64},loss,2.5\n")  # beyond what a figure can show
+    with pytest.raises(ValueError, match=r"m\.csv:3: '18446744073709551616,loss,2\.5' is not a line"):
+        read_metrics(path)
+    for name, most, rest in (
+        ("LARGEST_METRICS", len(lines), "1"),
+        ("MOST_LINES", 2, "1,loss,2.5\n"),
+        ("_MOST_NAMES", 1, "1,accuracy,0.5\n"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(metrics_file, name, most)
+            path.write_text(lines)
+            assert read_metrics(path) == {"loss": {2**63 - 1: 3.0}}
+            path.write_text(lines + rest)
+            with pytest.raises(
+                FormatError, match=r"m\.csv: more than .* MiB, .* lines or .* metrics; give a"
+            ):
+                read_metrics(path)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "loss\n1\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickletools
 import re
 import struct
 import subprocess
@@ -201,6 +202,59 @@ def test_a_tensor_claims_no_more_numbers_than_are_stored(tmp_path: Path):
         match=r"holds more than .* \(it names torch\._utils _rebuild_meta_tensor_no_storage\); save its state dict",
     ):
         read_pickle(path)
+
+
+def test_one_storage_under_many_names_is_no_larger_model(tmp_path: Path):
+    """A stranger's megabyte would be a gigabyte as soon as it is copied into a model, ours or another program's."""
+    content = torch.load(make_checkpoint(tmp_path / "m.ckpt"), weights_only=True)
+    shared = torch.ones(1 << 15)
+    names = {f"model.x{number}": shared for number in range(30)}
+    views = {f"model.x{number}": shared[:-number] for number in range(1, 31)}
+    for found in (names, views):
+        torch.save(content | {"state_dict": content["state_dict"] | found}, tmp_path / "m.ckpt")
+        with pytest.raises(
+            FormatError, match=r"m\.ckpt: .* \(its tensors claim more than 2 times the bytes of"
+        ):
+            load_model(tmp_path / "m.ckpt")
+        torch.save(found, tmp_path / "m.bin")
+        with pytest.raises(
+            FormatError, match=r"more than 2 times .*\); save its state dict alone, as safetens"
+        ):
+            read_pickle(tmp_path / "m.bin")
+
+
+def test_weights_that_share_a_matrix_or_a_buffer_are_read(tmp_path: Path):
+    """A head that is the embedding, weights that lie in one buffer, and the same dict twice in a file."""
+    table, buffer = torch.randn(36, 64), torch.randn(1000)
+    state = {"embedding": table, "head": table}
+    state |= {f"layer{number}": buffer[number * 100 :][:100] for number in range(10)}
+    torch.save({"model": state, "again": state, "ema": state}, tmp_path / "m.bin")
+    found = read_pickle(tmp_path / "m.bin")
+    assert list(found) == list(state)
+    assert all(value.equal(state[name]) for name, value in found.items())
+
+
+def test_a_pickle_has_a_bound_of_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each empty list of a byte takes 200."""
+    lists = b"\x80\x02](" + b"]" * 450_000 + b"e."
+    path = archive(tmp_path / "m.ckpt", {"data.pkl": lists, "version": b"3\n"})
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch opened it"))
+    for read, (what, remedy) in REFUSALS.items():
+        with pytest.raises(FormatError, match=rf": {what} \(it has EMPTY_LIST None at step 4.*\); {remedy}$"):
+            read(path)
+
+
+def test_the_checkpoint_of_a_run_lies_within_the_bounds(tmp_path: Path):
+    """Adam's state of small layers, whose pickle is long beside the numbers: however many they are, it stays in the bound."""
+    content = torch.load(make_checkpoint(tmp_path / "m.ckpt"), weights_only=True)
+    state = {
+        number: {key: torch.zeros(128) for key in ("step", "exp_avg", "exp_avg_sq")} for number in range(200)
+    }
+    torch.save(content | {"optimizer_states": [{"state": state, "param_groups": []}]}, tmp_path / "m.ckpt")
+    with zipfile.ZipFile(tmp_path / "m.ckpt") as file:
+        steps = sum(1 for _ in pickletools.genops(file.read("m/data.pkl")))
+    assert 1000 < steps < (tmp_path / "m.ckpt").stat().st_size / 16
+    load_model(tmp_path / "m.ckpt")
 
 
 def test_a_device_beside_the_weights_is_a_plain_value(tmp_path: Path):

@@ -111,6 +111,18 @@ def two_files(folder: Path) -> None:
     (folder / "pytorch_model.bin").unlink()
 
 
+def shared_layers(folder: Path) -> None:
+    """A layer's tensors under the names of 20."""
+    own = ".layer.0."
+    first = [name for name in weights_of(folder) if own in name]
+    weights(
+        lambda found: found.update(
+            {name.replace(own, f".layer.{n}."): found[name] for name in first for n in range(20)}
+        )
+    )(folder)
+    config(num_hidden_layers=20)(folder)
+
+
 def flip(folder: Path) -> None:
     data = bytearray((folder / "pytorch_model.bin").read_bytes())
     data[len(data) // 2] ^= 1
@@ -179,6 +191,7 @@ REFUSED: dict[str, tuple[str, Edit, str]] = {
     ),
     "another number of tokens": ("bert", config(vocab_size=30), "vocab_size is 30; allowed: 31"),
     "eps in words": ("bert", config(layer_norm_eps="small"), "layer_norm_eps is 'small'; allowed: a number"),
+    "eps beyond all": ("bert", config(layer_norm_eps=10**400), "layer_norm_eps is 1000.*; allowed: a number"),
     "dropout in words": (
         "esm",
         config(token_dropout="yes"),
@@ -291,6 +304,11 @@ REFUSED: dict[str, tuple[str, Edit, str]] = {
     ),
     "an old pickle": ("bert", old_pickle, "not a whole file of torch 1.6 or later; save it anew"),
     "a cut file": ("bert", content("pytorch_model.bin", b"PK\x03\x04" * 9), "not a whole file of torch 1.6"),
+    "a layer in many places": (
+        "bert",
+        shared_layers,
+        "its tensors claim more than 2 times the bytes of the file",
+    ),
     "a damaged file": ("bert", flip, "damaged .the checksum of .* is wrong"),
     "objects": (
         "bert",
@@ -453,6 +471,17 @@ def test_fairseq_s_weights_need_heads_and_a_vocabulary_from_somebody(saved: Path
         FormatError, match=r"a_config.json and b_config.json may be the config of tiny.safetensors"
     ):
         load_pretrained(file)
+
+
+def test_a_name_of_a_stranger_is_said_in_printable_letters(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(saved / "esm", tmp_path / "esm")
+    weights(lambda found: found.update({"esm.pooler.\x1b[31m": torch.ones(1)}))(tmp_path / "esm")
+    assert main([str(tmp_path / "esm"), str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert r"esm.pooler.\x1b[31m" in said
+    assert "\x1b" not in said
 
 
 def test_the_command_tells_foreign_weights_from_its_own(

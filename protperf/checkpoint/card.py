@@ -1,6 +1,7 @@
 """The model card: what a model is, what it learned from, how good it is, what it is for, and how it is opened.
 
-It tells what the checkpoint, its run and a file of scores say, and nothing else; their words stand in it as plain text.
+It tells what the checkpoint, its run and a file of scores say, and nothing else; what they say beyond plain words and numbers
+stands in it as code, since readers of Markdown make links even of bare addresses.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _USES = {
     "causal": "Embeddings, likelihoods of proteins, generation of sequences; a start for fine-tuning.",
 }
 _CLASSES = {"masked": "AutoModelForMaskedLM", "causal": "AutoModelForCausalLM"}
-_MARKUP = re.compile(r"[\\`*<>\[\]|&~]")
+_WORDS = re.compile(r"[A-Za-z0-9]+(?:[ _-][A-Za-z0-9]+)*")
+"""What no reader of Markdown takes for anything else."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TASKS = {"masked": "fill-mask"}
 """What hubs ask of a model through transformers; there, nothing samples from a causal one."""
@@ -61,7 +63,7 @@ def write_card(trained: TrainedModel, facts: RunFacts, details: CardDetails) -> 
     cost = "exact, quadratic" if config.is_exact_somewhere else "linear"
     parts = [
         _front_matter(kind, details.licence),
-        f"# {details.name or _plain(facts.name) or 'A protein language model'}",
+        f"# {details.name or (facts.name and _told(facts.name)) or 'A protein language model'}",
         f"A {kind} protein language model with {parameters:,} parameters, trained "
         f"{'in another form' if trained.origin else 'with protperf'} to predict {_QUESTIONS[kind]}. Its attention (`{config.attention}`) is {cost} in the length of a protein.",
         "## Model",
@@ -136,7 +138,9 @@ def _training(trained: TrainedModel, facts: RunFacts) -> str:
     asked = trained.describe()["objective"]
     rows += [(f"objective.{key}", asked[key]) for key in _OBJECTIVE_KEYS[trained.objective.kind]]
     rows.append(("data.attend_across_documents", trained.attend_across_documents))
-    rows += facts.settings.items()
+    for name, value in facts.settings.items():
+        section, _, key = name.partition(".")
+        rows.append((f"{section}.{_told(key)}", _told(value)))
     parts = [f"{origin} Trained on with protperf:"] if trained.origin else []
     parts += [f"Dataset: SHA-256 digest {_digest(trained.dataset_digest)}."]
     if facts.manifest is not None:
@@ -146,9 +150,9 @@ def _training(trained: TrainedModel, facts: RunFacts) -> str:
 
 def _dataset(manifest: Manifest) -> str:
     names = ", ".join(_quoted(entry.name) for entry in manifest.inputs if entry.role == "sequences")
-    release = f" (release {_plain(manifest.release)})" if manifest.release else ""
+    release = f" (release {_told(manifest.release)})" if manifest.release else ""
     rows = [
-        (split, f"{stats.sequences:,}", f"{stats.residues:,}")
+        (_told(split), f"{stats.sequences:,}", f"{stats.residues:,}")
         for split, stats in manifest.splits.items()
         if stats.sequences
     ]
@@ -165,8 +169,8 @@ def _results(trained: TrainedModel, facts: RunFacts, scores: Scores) -> str:
     measured = {split: predictors for split, predictors in measured.items() if split != TRAINING_SPLIT}
     rows = [
         (
-            split,
-            "this model" if name == MODEL else name,
+            _told(split),
+            "this model" if name == MODEL else _told(name),
             f"{score['perplexity']:.3f}",
             f"{score.get('accuracy', math.nan):.2%}",
         )
@@ -239,13 +243,15 @@ logits = model(**tokenizer(["MKTAYIAKQR"], return_tensors="pt")).logits  # (1, 1
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *([_plain(cell) for cell in row] for row in rows)]
+    """Return a table of what is Markdown already; a cell ends at a bar even within code."""
+    lines = [head, ["---"] * len(head), *([str(cell).replace("|", "\u00a6") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _plain(value: Any) -> str:
-    """Return what a file says as one line in which nothing is Markdown or HTML."""
-    return _MARKUP.sub(r"\\\g<0>", one_line(str(value)))
+def _told(value: Any) -> str:
+    """Return what a file says: words and numbers as they are, anything else as code, in which nothing is Markdown, HTML or a link."""
+    is_plain = value is None or type(value) in (bool, int, float) or _WORDS.fullmatch(str(value))
+    return str(value) if is_plain else _quoted(str(value))
 
 
 def _quoted(text: str) -> str:

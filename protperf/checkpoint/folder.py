@@ -139,6 +139,11 @@ def read_folder(weights_path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     config = read_config(weights_path.parent / CONFIG_NAME)
     weights = read_weights(weights_path)
+    twice = [name for name in weights if f"{PREFIX}{name}" in weights]
+    if twice:
+        raise FormatError(
+            f"{weights_path}: holds both {twice[0]} and {PREFIX}{twice[0]}, which are one weight; give another folder"
+        )
     return config, {name.removeprefix(PREFIX): value for name, value in weights.items()}
 
 

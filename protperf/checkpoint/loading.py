@@ -129,9 +129,9 @@ def load_model(path: Path | str, *, projections: str = "load") -> TrainedModel:
     """
     file = find_checkpoint(Path(path))
     about, weights = read_folder(file) if file.suffix == ".safetensors" else _read_weights(file)
+    _check_numbers(weights, place=str(file))
     shapes = [weight.shape for weight in weights.values()]
     check_description(about, shapes=shapes, place=str(file))
-    _check_numbers(weights, place=str(file))
     model, objective = build_model(about, place=str(file))
     model.load_weights(weights, place=str(file), projections=projections)
     check_finite(model.state_dict(), place=str(file))

@@ -26,8 +26,10 @@ from protperf.formats.foreign import is_of_system
 
 LARGEST_PICKLE = 16 << 20
 """Bytes of what describes the tensors: those of 36 layers with Adam's state take 124,000, in 40,000 instructions."""
-MOST_STEPS = 4_000_000
-"""Instructions of a pickle; each may make an object of a hundred bytes."""
+MOST_STEPS, _BYTES_OF_A_STEP = 400_000, 16
+"""Instructions of a pickle, and one more for so many bytes of the file; each may make objects of 200 bytes."""
+_FACTOR = 2
+"""Tensors may claim so many times the file's bytes together: a matrix may have two names, a hundred would fill memory."""
 
 _PICKLE = "data.pkl"
 _END, _LOCATOR = b"PK\5\6", b"PK\6\7"
@@ -75,7 +77,9 @@ class Refusal(NamedTuple):
 
 
 def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
-    """Return the content of a file: values, containers and dense tensors on the CPU, none larger than the file.
+    """Return the content of a file: values, containers and tensors on the CPU, dense ones not twice as large as the file.
+
+    Sparse ones have no bound: whoever takes tensors refuses them before anything is made of their shapes.
 
     Args:
         path: the file.
@@ -111,8 +115,9 @@ def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
     if len(pickles) > 1 or len({each.filename.lower() for each in members}) < len(members):
         # torch, to which cases are the same, could take another one
         raise cut.of(path, "it has two pickles, or two members of one name")
+    size = path.stat().st_size
     try:
-        _check_pickle(pickles[0])
+        _check_pickle(pickles[0], most=MOST_STEPS + size // _BYTES_OF_A_STEP)
     except FormatError as error:
         raise objects.of(path, error) from error
     except (ValueError, LookupError, OverflowError, struct.error) as error:  # of `pickletools`
@@ -125,7 +130,7 @@ def read_tensors(path: Path, *, cut: Refusal, objects: Refusal) -> Any:
             raise
         raise objects.of(path) from error
     try:
-        return _plain(content, path.stat().st_size, {})
+        return _Copy(size).of(content)
     except FormatError as error:
         raise objects.of(path, error) from error
     except RuntimeError as error:  # containers without end, tensors of which torch says less than it should
@@ -172,7 +177,7 @@ def _are_plain(members: list[zipfile.ZipInfo]) -> bool:
 
 
 def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: Refusal) -> None:
-    """Raise unless all members of an archive lie in it as they are, one behind the other."""
+    """Raise unless all members of an archive lie in it as they are, and claim no more bytes together than it has."""
     size = path.stat().st_size
     packed = [each for each in members if each.compress_type != zipfile.ZIP_STORED]
     if packed or any(each.compress_size != each.file_size for each in members):
@@ -182,8 +187,8 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: Refusal) -> 
         raise cut.of(path, "its members claim more bytes than it has, or its pickle too many")
 
 
-def _check_pickle(data: bytes) -> None:
-    """Raise unless a pickle names nothing but what tensors are made of."""
+def _check_pickle(data: bytes, *, most: int) -> None:
+    """Raise unless a pickle of at most so many instructions names nothing but what tensors are made of."""
     key, operations = "", pickletools.genops(data)
     for steps, (operation, argument, _) in enumerate(operations):
         if operation.name == "BINUNICODE" and argument != "storage":
@@ -192,7 +197,7 @@ def _check_pickle(data: bytes) -> None:
             new_type = _new_type(operations) if argument == _UNTYPED else ""
             raise FormatError(f"{key!r} is of type {new_type}" if new_type else f"it names {argument}")
         other = operation.name == "PROTO" and argument != _PROTOCOL
-        if operation.name in _REFUSED or other or steps > MOST_STEPS:
+        if operation.name in _REFUSED or other or steps > most:
             raise FormatError(f"it has {operation.name} {argument} at step {steps:,}")
 
 
@@ -204,32 +209,45 @@ def _new_type(operations: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None
     return ""
 
 
-def _plain(found: Any, size: int, done: dict[int, Any]) -> Any:
-    """Return nested containers as plain ones: a file may give an `OrderedDict` attributes that stand before its methods.
+class _Copy:
+    """Makes plain containers of nested ones: a file may give an `OrderedDict` attributes that stand before its methods.
 
     Args:
-        found: what was read; what holds itself ends in a `RecursionError`.
-        size: bytes that a tensor may take.
-        done: what became of each container, by its `id`: one that stands in many places is copied once.
+        size: bytes of the file.
     """
-    if isinstance(found, Tensor):
-        _check_tensor(found, size)
-    if not isinstance(found, dict | list | tuple):
-        return found
-    if id(found) not in done:
-        if isinstance(found, dict):
-            made: Any = {key: _plain(value, size, done) for key, value in dict.items(found)}
-        else:
-            made = [_plain(value, size, done) for value in found]
-        done[id(found)] = tuple(made) if isinstance(found, tuple) else made
-    return done[id(found)]
 
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._claimed = 0
+        self._done: dict[int, Any] = {}
 
-def _check_tensor(tensor: Tensor, size: int) -> None:
-    """Raise unless a tensor lies on the CPU and claims no more numbers than are stored."""
-    if tensor.device.type != "cpu" or tensor.is_quantized:
-        raise FormatError(f"a tensor of {tensor.dtype} on {tensor.device}")
-    if tensor.layout != torch.strided:  # whoever takes it, refuses it
-        return
-    if tensor.numel() * tensor.element_size() > min(size, tensor.untyped_storage().nbytes()):
-        raise FormatError(f"a tensor of the shape {tuple(tensor.shape)} stores fewer numbers")
+    def of(self, found: Any) -> Any:
+        """Return what was read as plain values; what holds itself ends in a `RecursionError`.
+
+        Raises:
+            FormatError: a tensor claims more numbers than are stored, or all of them more than a file of this size does.
+        """
+        if isinstance(found, Tensor):
+            self._check(found)
+        if not isinstance(found, dict | list | tuple):
+            return found
+        if id(found) not in self._done:  # one that stands in many places is copied once
+            if isinstance(found, dict):
+                made: Any = {key: self.of(value) for key, value in dict.items(found)}
+            else:
+                made = [self.of(value) for value in found]
+            self._done[id(found)] = tuple(made) if isinstance(found, tuple) else made
+        return self._done[id(found)]
+
+    def _check(self, tensor: Tensor) -> None:
+        """Raise unless a tensor lies on the CPU and claims no more numbers than are stored."""
+        if tensor.device.type != "cpu" or tensor.is_quantized:
+            raise FormatError(f"a tensor of {tensor.dtype} on {tensor.device}")
+        if tensor.layout != torch.strided:  # whoever takes it, refuses it
+            return
+        claimed = tensor.numel() * tensor.element_size()
+        if claimed > min(self._size, tensor.untyped_storage().nbytes()):
+            raise FormatError(f"a tensor of the shape {tuple(tensor.shape)} stores fewer numbers")
+        self._claimed += claimed  # under each of its names: whoever copies, copies it as often
+        if self._claimed > _FACTOR * self._size:
+            raise FormatError(f"its tensors claim more than {_FACTOR} times the bytes of the file")

@@ -31,7 +31,11 @@ CHOICES = {
 }
 """Field -> the values that it may have."""
 
+_MOST_LAYERS = 4096
+"""A layer of hardly any numbers takes 40 kB of memory too."""
 _MOST_ROUNDS = 1024
+_LARGEST = 10**12
+"""Of a size: beyond all machines, and messages write out products of them."""
 _WITHOUT_FEATURES = ("softmax", "relu_unprojected", "elu", "linformer", "reformer")
 
 
@@ -110,10 +114,11 @@ class ModelConfig:
                 "ModelConfig.projection is 'regularised'; that is projection_norms=regularised now"
             )
         check_choices(self, CHOICES)
-        for field in ("num_layers", "num_heads", "model_dim", "feedforward_dim", "num_features"):
-            check_range(self, field, 1)
+        check_range(self, "num_layers", 1, _MOST_LAYERS)
+        for field in ("num_heads", "model_dim", "feedforward_dim", "num_features"):
+            check_range(self, field, 1, _LARGEST)
         for field in ("linformer_rank", "linformer_length", "lsh_buckets", "lsh_window"):
-            check_range(self, field, 1)
+            check_range(self, field, 1, _LARGEST)
         check_range(self, "lsh_rounds", 1, _MOST_ROUNDS)
         check_range(self, "dropout", 0.0, 0.99)
         check_range(self, "norm_eps", 0.0, 1.0)
@@ -144,7 +149,7 @@ class ModelConfig:
 
     def _check_positions(self) -> None:
         """Refuse what positions of another kind would ignore."""
-        check_range(self, "max_positions", 1 if self.positions == "learned" else 0)
+        check_range(self, "max_positions", 1 if self.positions == "learned" else 0, _LARGEST)
         if self.max_positions and self.positions != "learned":
             raise ValueError(
                 f"ModelConfig.max_positions is {self.max_positions}, but positions {self.positions!r} have no table; "

@@ -232,10 +232,10 @@ def _added_tokens(content: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def _in_order(numbered: Sequence[tuple[Any, Any]]) -> list[Any] | None:
-    """Return the tokens by their numbers; `None` unless these are 0, 1, 2 and so on."""
-    if any(type(number) is not int for _, number in numbered):
+    """Return the tokens by their numbers; `None` unless these are 0, 1, 2 and so on, each of one token."""
+    if any(type(token) is not str or type(number) is not int for token, number in numbered):
         return None
-    tokens = {number: token for token, number in numbered}
+    pairs = sorted({(number, token) for token, number in numbered})  # one may stand there twice
     return (
-        [tokens[number] for number in sorted(tokens)] if sorted(tokens) == list(range(len(tokens))) else None
+        [token for _, token in pairs] if [number for number, _ in pairs] == list(range(len(pairs))) else None
     )

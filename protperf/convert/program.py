@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from protperf.convert.options import parse
 from protperf.convert.swap_options import check_report
+from protperf.formats import one_line
 
 if TYPE_CHECKING:
     from protperf.checkpoint import TrainedModel
@@ -54,7 +55,7 @@ def open_source(options: argparse.Namespace) -> TrainedModel:
 
         found = load_pretrained(options.source, heads=options.heads, vocabulary=options.vocab)
         for note in found.notes():
-            say(note)
+            say(one_line(note))
         return found.trained
     for name in ("heads", "vocab"):
         if getattr(options, name) is not None:

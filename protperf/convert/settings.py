@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ class Settings:
     def number(self, name: str, default: float) -> float:
         """Return a number that is not negative."""
         value = default if self.get(name) is None else self.get(name)
-        if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
             raise self.error(name, "a number of at least 0")
         return float(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from protperf.formats import FormatError
+from protperf.formats import FormatError, one_line
 from protperf.formats.commit import commit_bytes
 from protperf.formats.json_files import read_json
 
@@ -70,9 +70,11 @@ def read_contact_head(path: Path) -> ContactHead:
             "fit the head again, or install the protperf that wrote it"
         )
     try:
-        weights = np.array(content["weights"], dtype=np.float64)
-        intercept = float(content["intercept"])
-    except (KeyError, TypeError, ValueError) as error:
+        found, intercept = np.array(content["weights"]), content["intercept"]
+        if found.dtype.kind not in "iuf" or type(intercept) not in (int, float):
+            raise TypeError("what should be a number is none that floats hold")
+        weights, intercept = found.astype(np.float64), float(intercept)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{path}: damaged contact head ({error}); fit it again") from error
     if weights.ndim != 2 or not np.isfinite(weights).all() or not np.isfinite(intercept):
         raise FormatError(f"{path}: damaged contact head: weights are no finite matrix; fit it again")
@@ -90,4 +92,7 @@ def describe_other_model(head: ContactHead, checkpoint: Path, digest: str) -> st
     """
     if head.provenance.get("checkpoint_sha256") == digest:
         return ""
-    return f"was fitted to {head.provenance.get('checkpoint', 'an unknown model')}, not to {checkpoint}"
+    other = head.provenance.get("checkpoint")
+    return (
+        f"was fitted to {one_line(other) if type(other) is str else 'an unknown model'}, not to {checkpoint}"
+    )

@@ -15,6 +15,7 @@ from io import FileIO
 from pathlib import Path
 
 from protperf.formats import FormatError
+from protperf.formats.bounded import read_within
 from protperf.formats.commit import write_all
 from protperf.formats.records import quoted
 
@@ -22,6 +23,11 @@ METRICS_NAME = "metrics.csv"
 HEADER = ("step", "metric", "value")
 Report = tuple[int, dict[str, float]]
 """An optimizer step, and values by their metric's name."""
+
+LARGEST_METRICS, MOST_LINES, _MOST_NAMES = 64 << 20, 2_000_000, 10_000
+"""Bytes, lines and names that are read: a line takes some 200 bytes of memory, a name 400 more; a run that reports 20 values
+every 50 steps writes 400,000 lines in a million."""
+_LAST_STEP = 1 << 63
 
 _BLOCK = 4096
 """Bytes that are read at once in search of the last line's end."""
@@ -69,13 +75,14 @@ def read_metrics(path: Path) -> dict[str, dict[int, float]]:
 
     Raises:
         ValueError: the file is missing.
-        FormatError: it is not one of ours, or damaged.
+        FormatError: it is not one of ours, damaged, or beyond all runs.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; give the folder of a run of `protperf train`")
-    content = path.read_bytes().decode(errors="replace")
-    finished = content[: content.rfind("\n") + 1]
-    rows = csv.reader(io.StringIO(finished))
+    too_large = f"{path}: more than {LARGEST_METRICS >> 20} MiB, {MOST_LINES:,} lines or {_MOST_NAMES:,} metrics; give a shorter one"
+    with path.open("rb") as file:
+        lines = io.BytesIO(read_within(LARGEST_METRICS, file, refusal=too_large))
+    rows = csv.reader(line.decode(errors="replace") for line in lines if line.endswith(b"\n"))
     series: dict[str, dict[int, float]] = {}
     try:
         if tuple(next(rows, ())) != HEADER:
@@ -83,13 +90,17 @@ def read_metrics(path: Path) -> dict[str, dict[int, float]]:
         for number, row in enumerate(rows, start=2):
             try:
                 step, name, value = int(row[0]), row[1], float(row[2])
+                if abs(step) > _LAST_STEP:
+                    raise ValueError
             except (IndexError, ValueError):
                 found = quoted(",".join(row))
                 raise FormatError(f"{path}:{number}: {found} is not a line of a metrics file") from None
             series.setdefault(name, {})[step] = value
+            if number > MOST_LINES or len(series) > _MOST_NAMES:
+                raise FormatError(too_large)
     except csv.Error as error:
         raise FormatError(f"{path}:{rows.line_num}: {error}: not a line of a metrics file") from None
-    return {name: dict(sorted(values.items())) for name, values in series.items()}
+    return {name: {step: values[step] for step in sorted(values)} for name, values in series.items()}
 
 
 def _end_of_last_line(file: FileIO) -> int:

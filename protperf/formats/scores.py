@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from protperf.formats.commit import commit_bytes
 from protperf.formats.json_files import read_json
+from protperf.formats.typed import build
 
 MODEL = "model"
 AGAINST = "against"
@@ -26,6 +29,19 @@ Scores = dict[str, dict[str, dict[str, Any]]]
 """Split -> predictor -> `loss`, `perplexity`, `accuracy`, `asked`, and more (see docs/formats.md)."""
 
 
+@dataclass(frozen=True)
+class _Score:
+    """What is asked of a predictor's entries when they are read; older files have fewer."""
+
+    perplexity: float
+    accuracy: float = math.nan
+    checkpoint: str = ""
+    step: int = 0
+    objective: str = ""
+    weights_sha256: str = ""
+    dataset_digest: str = ""
+
+
 def write_scores(path: Path, scores: Scores) -> None:
     """Write scores by rename."""
     commit_bytes(path, (json.dumps(scores, indent=1) + "\n").encode())
@@ -41,10 +57,12 @@ def read_scores(path: Path) -> Scores:
         scores = read_json(path, remedy="give what `protperf evaluate --json` wrote")
         for predictors in scores.values():
             for score in predictors.values():
-                score["perplexity"] = float(score["perplexity"])
+                found = build(_Score, score)
+                for name in ("perplexity", "accuracy"):
+                    score[name] = float(getattr(found, name))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{path}: not what `protperf evaluate --json` writes ({type(error).__name__})"
         ) from error
