@@ -10,12 +10,12 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from protperf.formats import FormatError
-from protperf.formats.bounded import read_within
 from protperf.formats.commit import write_all
 from protperf.formats.records import quoted
 
@@ -24,9 +24,9 @@ HEADER = ("step", "metric", "value")
 Report = tuple[int, dict[str, float]]
 """An optimizer step, and values by their metric's name."""
 
-LARGEST_METRICS, MOST_LINES, _MOST_NAMES = 64 << 20, 2_000_000, 10_000
-"""Bytes, lines and names that are read: a line takes some 200 bytes of memory, a name 400 more; a run that reports 20 values
-every 50 steps writes 400,000 lines in a million."""
+MOST_LINES, _MOST_NAMES, _LONGEST_LINE = 4_000_000, 10_000, 4096
+"""Lines, names and bytes of a line that are read: a line takes some 200 bytes of memory, a name 400 more; a run that reports 20
+values every 50 steps writes 400,000 lines in a million."""
 _LAST_STEP = 1 << 63
 
 _BLOCK = 4096
@@ -79,28 +79,39 @@ def read_metrics(path: Path) -> dict[str, dict[int, float]]:
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; give the folder of a run of `protperf train`")
-    too_large = f"{path}: more than {LARGEST_METRICS >> 20} MiB, {MOST_LINES:,} lines or {_MOST_NAMES:,} metrics; give a shorter one"
-    with path.open("rb") as file:
-        lines = io.BytesIO(read_within(LARGEST_METRICS, file, refusal=too_large))
-    rows = csv.reader(line.decode(errors="replace") for line in lines if line.endswith(b"\n"))
+    too_large = f"{path}: more than {MOST_LINES:,} lines or {_MOST_NAMES:,} metrics; give a shorter one (trainer.log_every=)"
     series: dict[str, dict[int, float]] = {}
-    try:
-        if tuple(next(rows, ())) != HEADER:
-            raise FormatError(f"{path}:1: not a metrics file; its first line must be {','.join(HEADER)}")
-        for number, row in enumerate(rows, start=2):
-            try:
-                step, name, value = int(row[0]), row[1], float(row[2])
-                if abs(step) > _LAST_STEP:
-                    raise ValueError
-            except (IndexError, ValueError):
-                found = quoted(",".join(row))
-                raise FormatError(f"{path}:{number}: {found} is not a line of a metrics file") from None
-            series.setdefault(name, {})[step] = value
-            if number > MOST_LINES or len(series) > _MOST_NAMES:
-                raise FormatError(too_large)
-    except csv.Error as error:
-        raise FormatError(f"{path}:{rows.line_num}: {error}: not a line of a metrics file") from None
+    with path.open("rb") as file:
+        rows = csv.reader(_finished_lines(file))
+        try:
+            if tuple(next(rows, ())) != HEADER:
+                raise FormatError(f"{path}:1: not a metrics file; its first line must be {','.join(HEADER)}")
+            for number, row in enumerate(rows, start=2):
+                step, name, value = _read_row(row, place=f"{path}:{number}")
+                series.setdefault(name, {})[step] = value
+                if number > MOST_LINES or len(series) > _MOST_NAMES:
+                    raise FormatError(too_large)
+        except csv.Error as error:
+            raise FormatError(f"{path}:{rows.line_num}: {error}: not a line of a metrics file") from None
     return {name: {step: values[step] for step in sorted(values)} for name, values in series.items()}
+
+
+def _finished_lines(file: IO[bytes]) -> Iterator[str]:
+    """Yield the lines that have an end; an overlong one in pieces, the first of which is no line of a metrics file."""
+    for line in iter(lambda: file.readline(_LONGEST_LINE), b""):
+        if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
+            yield line.decode(errors="replace")
+
+
+def _read_row(row: list[str], *, place: str) -> tuple[int, str, float]:
+    """Return the step, the metric's name and its value."""
+    try:
+        step, name, value = int(row[0]), row[1], float(row[2])
+        if abs(step) > _LAST_STEP:
+            raise ValueError
+    except (IndexError, ValueError):
+        raise FormatError(f"{place}: {quoted(','.join(row))} is not a line of a metrics file") from None
+    return step, name, value
 
 
 def _end_of_last_line(file: FileIO) -> int:
