@@ -10,12 +10,13 @@ import shutil
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import make_checkpoint
-from fuzz_edits import VALUES, Edit, dump, edit_bytes, edit_json
+from fuzz_edits import VALUES, Edit, at, dump, edit_bytes, edit_json
 from fuzz_targets import Target, edit_member
 from safetensors.torch import save_file
 
@@ -220,7 +221,7 @@ def _edit_archive(data: bytes, seed: int, chosen: Sequence[Edit]) -> bytes:
         return edit_bytes(data, chosen, (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6"))
 
     def edit(name: str, part: bytes) -> bytes:
-        return _edit_pickle(part, chosen) if name.endswith("data.pkl") else edit_bytes(part, chosen)
+        return edit_pickle(part, chosen) if name.endswith("data.pkl") else edit_bytes(part, chosen)
 
     return edit_member(
         data,
@@ -231,12 +232,14 @@ def _edit_archive(data: bytes, seed: int, chosen: Sequence[Edit]) -> bytes:
     )
 
 
-def _edit_pickle(data: bytes, chosen: Sequence[Edit]) -> bytes:
-    """Edit a pickle between its instructions, which stay whole, and now and then within."""
-    places = [place for _, _, place in pickletools.genops(data) if place]
-    for kind, place, value, width in reversed(chosen):
-        start = places[place * len(places) >> 16]
-        end = next((each for each in places if each > start), len(data))
+def edit_pickle(data: bytes, chosen: Sequence[Edit]) -> bytes:
+    """Edit a pickle between its instructions, which stay whole, from the last to the first; at the end now and then within."""
+    places = _instructions(data)
+    within = []
+    picked = {at(place, len(places) - 1): (kind, place, value, width) for kind, place, value, width in chosen}
+    for index in sorted(picked, reverse=True):
+        kind, _, value, width = picked[index]
+        start, end = places[index : index + 2]
         if kind <= 3:
             data = data[:start] + _WORDS[value % len(_WORDS)] + data[start if width else end :]
         elif kind == 4:
@@ -247,9 +250,14 @@ def _edit_pickle(data: bytes, chosen: Sequence[Edit]) -> bytes:
             number = struct.pack("<q", (2**31 - 1, 2**40, 2**62, -1, -(2**40), 0)[value % 6])
             data = data[:start] + b"\x8a\x08" + number + data[end:]
         else:
-            data = edit_bytes(data, [(kind, place, value, width)], _WORDS)
-        places = [each for each in places if each < start] or [2]
-    return data
+            within.append(picked[index])
+    return edit_bytes(data, within, _WORDS)
+
+
+@lru_cache(maxsize=16)
+def _instructions(data: bytes) -> list[int]:
+    """Return where the instructions of a pickle begin, but for the first, and where it ends."""
+    return [*(place for _, _, place in pickletools.genops(data) if place), len(data)]
 
 
 def _edit_content(content: dict[str, Any], chosen: Sequence[Edit], odd: Sequence[Any]) -> Any:
@@ -268,7 +276,7 @@ def _edit_content(content: dict[str, Any], chosen: Sequence[Edit], odd: Sequence
         )[kind % 6]
         if not isinstance(owner, dict) or not owner:
             continue
-        name = list(owner)[place * len(owner) >> 16]
+        name = list(owner)[at(place, len(owner))]
         owner[name] = odd[(value + 256 * width) % len(odd)]
         if not isinstance(content.get("state_dict"), dict) or not isinstance(about.get("model"), dict):
             break
