@@ -83,26 +83,34 @@ def whole_dataset(folder: Path) -> Path:
 
 
 def whole_embeddings(folder: Path) -> list[Path]:
-    """Write embedding files of several kinds; return them and the kept ones of version 1."""
+    """Write embedding files of several kinds, small ones as two shards; return them and the kept ones of version 1."""
     folder.mkdir(parents=True)
     made = []
-    for form, kind, keys, count in (
-        ("h5", "per_tok", "number", 3),
-        ("h5", "mean", "sequence", 3),
-        ("h5", "mean", "number", 400),
-        ("npz", "per_tok", "number", 3),
+    for form, kind, keys, count, shards in (
+        ("h5", "per_tok", "number", 6, 2),
+        ("h5", "mean", "sequence", 6, 2),
+        ("h5", "mean", "number", 400, 1),
+        ("npz", "per_tok", "number", 6, 2),
     ):
-        info = EmbeddingInfo(kind, 4, "best.ckpt", "0" * 64, "masked", keys=keys)
-        path = folder / f"{kind}_{keys}_{count}.{form}"
-        with WRITERS[form](path, info) as writer:
-            for number in range(count):
-                name = "nul\0id" if number == 1 and form == "h5" else f"p{number}"
-                array = np.full(info.shape(number % 5 + 1), number, np.float32)
-                writer.add(
-                    number, Embedding(name, f"{name} a protein", number % 5 + 1, array, f"{number:064x}_5")
-                )
-        made.append(path)
+        for shard in range(shards):
+            info = EmbeddingInfo(
+                kind, 4, "best.ckpt", "0" * 64, "masked", keys=keys, shard=shard, num_shards=shards
+            )
+            path = folder / f"{kind}_{keys}_{shard}_of_{shards}.{form}"
+            with WRITERS[form](path, info) as writer:
+                for number in range(shard, count, shards):
+                    name = "nul\0id" if number == 1 and form == "h5" else f"p{number}"
+                    array = np.full(info.shape(number % 5 + 1), number, np.float32)
+                    each = Embedding(name, f"{name} a protein", number % 5 + 1, array, f"{number:064x}_5")
+                    writer.add(number, each)
+            made.append(path)
     return [*made, *sorted(KEPT.glob("embeddings_v1_*.h5"))]
+
+
+def other_shards(path: Path) -> list[Path]:
+    """Return the other of two shards, none of a whole file."""
+    begin, _, end = path.name.rpartition("_of_2")
+    return [path.with_name(f"{begin[:-1]}{1 - int(begin[-1])}_of_2{end}")] if begin else []
 
 
 def edit_hdf5(data: bytes, chosen: Sequence[Edit]) -> bytes:

@@ -7,16 +7,18 @@ import gzip
 import io
 import lzma
 import math
+import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fuzz_edits import Edit, edit_bytes, edit_text
-from fuzz_hdf5 import edit_hdf5, edit_shards, whole_dataset, whole_embeddings
+from fuzz_hdf5 import edit_hdf5, edit_shards, other_shards, whole_dataset, whole_embeddings
+from fuzz_structures import check_structures, read_structures, write_structure
 from fuzz_whole import check_sequences, check_shards, check_table
 
-from protperf.formats.embedding_merge import open_embeddings
+from protperf.formats.embedding_merge import merge_embeddings, open_embeddings
 from protperf.formats.fasta import Policy, SequenceReader
 from protperf.formats.mutations import read_mutant
 from protperf.formats.ngrams import read_ngrams
@@ -135,6 +137,22 @@ def read_sequences(folder: Path) -> None:
     assert all(line.isprintable() for line in reader.summary())
 
 
+def write_mutations(seed: int, chosen: Sequence[Edit], folder: Path) -> None:
+    """Edit a table, or one time in four a structure."""
+    (write_structure if seed & 768 == 768 else write_table)(seed, chosen, folder)
+
+
+def read_mutations(folder: Path) -> None:
+    """Read what is there."""
+    (read_structures if (folder / "in.ent").exists() else read_table)(folder)
+
+
+def check_mutations(folder: Path) -> None:
+    """Compare whole tables and structures with what was written."""
+    check_table(folder / "in", TABLE, *EXPECTED)
+    check_structures(folder)
+
+
 def write_table(seed: int, chosen: Sequence[Edit], folder: Path) -> None:
     """Edit a table of mutants, and a name of one."""
     text = edit_text(TABLE.replace(",", ",,\t;"[seed % 4]), chosen)
@@ -184,6 +202,8 @@ def make_shards(folder: Path) -> Target:
         path = embeddings[seed // 2 % len(embeddings)]
         data = edit_hdf5(path.read_bytes(), chosen) if path.suffix == ".h5" else edit_npz(path, seed, chosen)
         (place / "e").write_bytes(data)
+        for other in other_shards(path):
+            shutil.copyfile(other, place / "other")
 
     def read(place: Path) -> None:
         if (place / "e").exists():
@@ -191,6 +211,8 @@ def make_shards(folder: Path) -> Target:
                 assert all(
                     each.array.shape == file.info.shape(each.num_residues) for _, each in file.numbered()
                 )
+            if (place / "other").exists():
+                merge_embeddings([place / "e", place / "other"], place / "merged")
             return
         from data_prep.check import check_dataset
 
@@ -206,7 +228,7 @@ def make_shards(folder: Path) -> Target:
         for error in failed:
             raise error
 
-    return Target("shards", write, read, lambda _: check_shards(dataset, embeddings))
+    return Target("shards", write, read, lambda place: check_shards(place, dataset, embeddings))
 
 
 def read_windows(folder: Path) -> None:
@@ -253,10 +275,5 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
         lambda place: check_sequences(place / "in", SEQUENCES, _PACKERS[:-1]),
     ),
     "shards": make_shards,
-    "mutations": lambda folder: Target(
-        "mutations",
-        write_table,
-        read_table,
-        lambda place: check_table(place / "in", TABLE, *EXPECTED),
-    ),
+    "mutations": lambda _: Target("mutations", write_mutations, read_mutations, check_mutations),
 }
