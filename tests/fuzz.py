@@ -248,7 +248,7 @@ def _describe(error: BaseException) -> str:
         ),
         traceback.extract_tb(error.__traceback__)[-1],
     )
-    said = re.sub(r"\d+|'[^']*'|/\S+", "_", str(error))[:80]
+    said = " ".join(re.sub(r"\d+|'[^']*'|/\S+", "_", str(error)).split())[:80]
     return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {said}"
 
 

@@ -43,7 +43,6 @@ SQ   SEQUENCE   6 AA;  4366 MW;  01ED6F7CDD75D5B6 CRC64;
 """
 XML = """\
 <?xml version='1.0' encoding='UTF-8'?>
-<!DOCTYPE uniprot [<!ENTITY a "MKTAYIAKQR"> <!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;"> <!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;">]>
 <uniprot xmlns="http://uniprot.org/uniprot"><entry dataset="Swiss-Prot" created="2003-11-28" modified="2019-12-11" version="8">
 <accession>P00001</accession><name>ONE_TEST</name><protein><recommendedName><fullName>Test</fullName></recommendedName></protein>
 <organism><name type="scientific">x</name><dbReference type="NCBI Taxonomy" id="9606"/></organism>
@@ -79,6 +78,7 @@ SEQUENCES = {
 }
 """What is in the whole files; gaps are dropped and digits read as X."""
 MUTANTS = ("A23C:C45D", "M1A", "wt", " R10W : K2A ", "A-3C", "A000000001C", "A23del", "p.Ala23Val")
+_DOCTYPE = b"""<!DOCTYPE uniprot [<!ENTITY a "MKTAYIAKQR"> <!ENTITY c "&a;&a;&a;&a;&a;&a;&a;&a;">]>"""
 _PACKERS: Sequence[Callable[[bytes], bytes]] = (
     bytes,
     bytes,
@@ -111,7 +111,7 @@ def write_sequences(seed: int, chosen: Sequence[Edit], folder: Path) -> None:
     data = edit_text(text, chosen[::2]).encode("utf-8", "surrogatepass")
     if seed & 64:
         data = edit_bytes(
-            data, chosen, (b">", b"\n>", b"\r", b"\xef\xbb\xbf", b"<mask>", b"//\n", b"\0", b"&c;")
+            data, chosen, (b">", b"\n>", b"\r", b"\xef\xbb\xbf", b"<mask>", b"//\n", b"\0", _DOCTYPE, b"&c;")
         )
     pack = _PACKERS[seed // 5 % len(_PACKERS)]
     data = pack(data)
