@@ -44,6 +44,7 @@ TRIED = {
     ("typed.py", "_check"): "likewise",
     ("manifest.py", "_parse"): "takes JSON to be of its form, and says so where it is not",
     ("checks.py", "check_range"): "compares a value before its type is looked at",
+    ("model.py", "_check_layers"): "likewise",
     ("loading.py", "_configs_of"): "gives keys of a file as keywords",
 }
 """Functions that try a file's values, so that their mistakes are the file's."""

@@ -91,6 +91,7 @@ def whole_embeddings(folder: Path) -> list[Path]:
         ("h5", "mean", "sequence", 6, 2),
         ("h5", "mean", "number", 400, 1),
         ("npz", "per_tok", "number", 6, 2),
+        ("npz", "mean", "number", 6, 2),
     ):
         for shard in range(shards):
             info = EmbeddingInfo(

@@ -5,15 +5,18 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import math
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz_edits import Edit, edit_bytes, edit_text
+import numpy as np
+from fuzz_edits import Edit, at, dump, edit_bytes, edit_json, edit_text
 from fuzz_hdf5 import edit_hdf5, edit_shards, other_shards, whole_dataset, whole_embeddings
 from fuzz_structures import check_structures, read_structures, write_structure
 from fuzz_whole import check_sequences, check_shards, check_table
@@ -78,6 +81,21 @@ SEQUENCES = {
 }
 """What is in the whole files; gaps are dropped and digits read as X."""
 MUTANTS = ("A23C:C45D", "M1A", "wt", " R10W : K2A ", "A-3C", "A000000001C", "A23del", "p.Ala23Val")
+NPY_WORDS = (
+    *(
+        b"'<U9'",
+        b"'|O'",
+        b"'<f8'",
+        b"'<i4'",
+        b"'>u4'",
+        b"'|u1'",
+        b"'V4'",
+        b"'<i8', (9,)",
+        b"[('a', '<u4')]",
+        b"'f4,O'",
+    ),
+    *(b"(9999999999,)", b"(1, 1)", b"()", b"(-1,)", b"(3L,)", b"(3, 0)", b"True", b"{", b"-" * 9000 + b"1"),
+)
 _DOCTYPE = b"""<!DOCTYPE uniprot [<!ENTITY a "MKTAYIAKQR"> <!ENTITY c "&a;&a;&a;&a;&a;&a;&a;&a;">]>"""
 _PACKERS: Sequence[Callable[[bytes], bytes]] = (
     bytes,
@@ -244,8 +262,26 @@ def edit_npz(path: Path, seed: int, chosen: Sequence[Edit]) -> bytes:
     data = path.read_bytes()
     if seed & 128:
         return edit_bytes(data, chosen, (b"PK\1\2", b"PK\3\4", b"PK\5\6"))
-    words = (b"'<U9'", b"'|O'", b"(9999999999,)", b"(1, 1)", b"True", b"'<f8'", b"'<i8', (9,)")
-    return edit_member(data, seed, chosen, lambda name, part: edit_bytes(part, chosen, words))
+    return edit_member(data, seed, chosen, lambda name, part: edit_array(name, part, seed, chosen))
+
+
+def edit_array(name: str, part: bytes, seed: int, chosen: Sequence[Edit]) -> bytes:
+    """Edit an array of NumPy: its bytes, or the words of its header; of what the file says of itself the values."""
+    if name == "about.npy" and seed & 1024:
+        made = io.BytesIO()
+        np.save(
+            made, np.array(dump(edit_json(json.loads(np.load(io.BytesIO(part)).item()), chosen)).decode())
+        )
+        return made.getvalue()
+    if seed & 512:
+        return edit_bytes(part, chosen, NPY_WORDS)
+    size = int.from_bytes(part[8:10], "little")
+    header = part[10 : 10 + size]
+    for _, place, value, _ in chosen:
+        words = list(re.finditer(rb"'[^']*'|\([^)]*\)|\w+", header)) or [re.match(b"", header)]
+        start, end = words[at(place, len(words))].span()
+        header = header[:start] + NPY_WORDS[value % len(NPY_WORDS)] + header[end:]
+    return part[:8] + len(header).to_bytes(2, "little") + header + part[10 + size :]
 
 
 def edit_member(

@@ -77,7 +77,7 @@ def test_the_numbers_of_an_edit_are_drawn_evenly(drawn: list[Input]):
     edits = [edit for _, chosen in drawn for edit in chosen]
     for index, (end, things) in enumerate(((10, 10), (PLACES, 20), (256, 16), (4, 4))):
         check_even(Counter(edit[index] * things // end for edit in edits), things)
-    for things in (5, 6, 8, 9):  # the whole file, how it is packed
+    for things in (5, 6, 8, 11):  # the whole file, how it is packed
         check_even(Counter(kind % things for kind, _ in drawn), things)
     for flag in range(4, 10):
         check_even(Counter(kind >> flag & 1 for kind, _ in drawn), 2)
@@ -131,15 +131,15 @@ def test_a_mistake_of_ours_is_no_damaged_file(tmp_path: Path, monkeypatch: pytes
     place = tmp_path / "place"
     place.mkdir()
     assert fuzz.check_whole(target, tmp_path / "checked") == ""
-    assert {fuzz.judge(target, kind, NO_EDIT, place) for kind in range(0, 18, 2)} == {""}
+    assert {fuzz.judge(target, kind, NO_EDIT, place) for kind in range(0, 22, 2)} == {""}
 
     def broken(*_: object) -> bytes:
         raise AttributeError("a plain mistake")
 
     monkeypatch.setattr(hdf5_index._Heap, "read", broken)
     monkeypatch.setattr(npz_reading, "_info_of", broken)
-    found = [fuzz.judge(target, kind, NO_EDIT, place) for kind in range(0, 18, 2)]  # kept files have no heap
-    assert sum("AttributeError" in each for each in found) == 7, found
+    found = [fuzz.judge(target, kind, NO_EDIT, place) for kind in range(0, 22, 2)]  # kept files have no heap
+    assert sum("AttributeError" in each for each in found) == 9, found
     assert "AttributeError" in fuzz.check_whole(target, tmp_path / "again")
 
 
