@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from checkpoints import make_checkpoint
-from fuzz_edits import VALUES, Edit, at, dump, edit_bytes, edit_json
+from fuzz_edits import Edit, at, dump, edit_bytes, edit_json, json_values
 from fuzz_targets import Target, edit_member
 from safetensors.torch import save_file
 
@@ -90,7 +90,7 @@ def odd_values() -> list[Any]:
     shaped = OrderedDict(a=1)
     shaped.items = 5  # type: ignore[assignment,method-assign]
     return [
-        *VALUES,
+        *json_values(),
         endless,
         held,
         shaped,
@@ -129,7 +129,6 @@ def make_checkpoints(folder: Path) -> Target:
     shared = folder / "shared"
     export_model(load_model(whole[0]), shared)
     foreign = _foreign(folder / "foreign")
-    odd = odd_values()
 
     def write(seed: int, chosen: Sequence[Edit], place: Path) -> None:
         kind = seed % 5
@@ -139,7 +138,7 @@ def make_checkpoints(folder: Path) -> Target:
         elif kind == 2:
             content = contents[seed // 5 % len(whole)]
             with contextlib.suppress(TypeError, AttributeError, RuntimeError):  # what torch does not save
-                torch.save(_edit_content(content, chosen, odd), place / "m.ckpt")
+                torch.save(_edit_content(content, chosen), place / "m.ckpt")
         elif kind == 3:
             shutil.copytree(shared, place / "m", dirs_exist_ok=True)
             _edit_folder(place / "m", "model.safetensors", seed, chosen)
@@ -260,8 +259,9 @@ def _instructions(data: bytes) -> list[int]:
     return [*(place for _, _, place in pickletools.genops(data) if place), len(data)]
 
 
-def _edit_content(content: dict[str, Any], chosen: Sequence[Edit], odd: Sequence[Any]) -> Any:
+def _edit_content(content: dict[str, Any], chosen: Sequence[Edit]) -> Any:
     """Return a copy of a checkpoint's content with some entries replaced."""
+    odd = odd_values()
     content = {name: copy.copy(value) for name, value in content.items()}
     about = {name: copy.copy(value) for name, value in content["protperf"].items()}
     content["protperf"] = about

@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -20,11 +21,6 @@ PLACES = 1 << 32
 NUMBERS = [
     *(0, 1, 2, 3, 8, 127, 128, 255, 256, 32767, 32768, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1),
     *(2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1),
-]
-VALUES = [
-    *(0, -1, 1, 1.5, 1e308, 2**31, 2**60, 2**63, 2**64, 10**30, 10**400, float("nan"), float("inf")),
-    *(None, True, False, "", "x", "0", "../x", "/etc/passwd", "a\0b", "a\nb\x1b[31m", "\ud800", "é" * 5000),
-    *([], {}, [[]], [1, 2], {"a": 1}, ["a"], [0] * 2000),
 ]
 TEXTS = [
     *(
@@ -94,6 +90,28 @@ def _other(place: int, value: int) -> int:
     return (place * 40503 + value * 257) % PLACES
 
 
+def json_values() -> list[Any]:
+    """Return what JSON values are replaced by: new ones each time, since what holds them may be edited too."""
+    return [
+        *(0, -1, 1, 1.5, 1e308, 2**31, 2**60, 2**63, 2**64, 10**30, 10**400, float("nan"), float("inf")),
+        *(
+            None,
+            True,
+            False,
+            "",
+            "x",
+            "0",
+            "../x",
+            "/etc/passwd",
+            "a\0b",
+            "a\nb\x1b[31m",
+            "\ud800",
+            "é" * 5000,
+        ),
+        *([], {}, [[]], [1, 2], {"a": 1}, ["a"], [0] * 2000),
+    ]
+
+
 def edit_bytes(data: bytes, chosen: Sequence[Edit], words: Sequence[bytes] = ()) -> bytes:
     """Return data with bytes flipped, cut out, repeated or moved, and numbers or words written over them."""
     for kind, place, value, width in chosen:
@@ -160,7 +178,8 @@ def edit_json(content: object, chosen: Sequence[Edit]) -> object:
             other, name = leaves[at(_other(place, value), len(leaves))]
             owner[key] = other[name]  # type: ignore[index]
         else:
-            owner[key] = VALUES[(value + 256 * width) % len(VALUES)]  # type: ignore[index]
+            values = json_values()
+            owner[key] = values[(value + 256 * width) % len(values)]  # type: ignore[index]
     return content
 
 

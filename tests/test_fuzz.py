@@ -116,6 +116,14 @@ def test_every_place_of_a_file_is_edited_as_often(
     check_even(Counter(place for _, chosen in drawn for place in places(chosen)), 30)
 
 
+def test_an_input_is_the_same_whatever_was_read_before():
+    edits = [
+        (5, PLACES // 4, 28, 0),
+        (1, PLACES // 2, 2, 0),
+    ]  # [1, 2] in place of the second, and it is extended
+    assert [edit_json([["a"], ["b"]], edits) for _ in range(2)] == [[["a"], [1, 2, 1, 2]]] * 2
+
+
 def test_a_place_leads_back_to_its_byte():
     for size in (1, 3, 7236, 147_139, 10**8 + 7):
         for index in {0, size // 3, size // 2, size - 1}:
