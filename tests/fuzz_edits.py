@@ -94,20 +94,8 @@ def json_values() -> list[Any]:
     """Return what JSON values are replaced by: new ones each time, since what holds them may be edited too."""
     return [
         *(0, -1, 1, 1.5, 1e308, 2**31, 2**60, 2**63, 2**64, 10**30, 10**400, float("nan"), float("inf")),
-        *(
-            None,
-            True,
-            False,
-            "",
-            "x",
-            "0",
-            "../x",
-            "/etc/passwd",
-            "a\0b",
-            "a\nb\x1b[31m",
-            "\ud800",
-            "é" * 5000,
-        ),
+        *(None, True, False, "", "x", "0", "../x", "/etc/passwd"),
+        *("a\0b", "a\nb\x1b[31m", "\ud800", "é" * 5000),
         *([], {}, [[]], [1, 2], {"a": 1}, ["a"], [0] * 2000),
     ]
 

@@ -273,7 +273,7 @@ def edit_array(name: str, part: bytes, seed: int, chosen: Sequence[Edit]) -> byt
             made, np.array(dump(edit_json(json.loads(np.load(io.BytesIO(part)).item()), chosen)).decode())
         )
         return made.getvalue()
-    if seed & 512:
+    if not seed & 512:
         return edit_bytes(part, chosen, NPY_WORDS)
     size = int.from_bytes(part[8:10], "little")
     header = part[10 : 10 + size]

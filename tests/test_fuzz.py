@@ -117,10 +117,7 @@ def test_every_place_of_a_file_is_edited_as_often(
 
 
 def test_an_input_is_the_same_whatever_was_read_before():
-    edits = [
-        (5, PLACES // 4, 28, 0),
-        (1, PLACES // 2, 2, 0),
-    ]  # [1, 2] in place of the second, and it is extended
+    edits = [(5, PLACES // 4, 28, 0), (1, PLACES // 2, 2, 0)]  # [1, 2] for the second, then extended
     assert [edit_json([["a"], ["b"]], edits) for _ in range(2)] == [[["a"], [1, 2, 1, 2]]] * 2
 
 
