@@ -1,6 +1,6 @@
 """Give hostile files to the four readers: `python tests/fuzz.py --inputs 200000` (`make fuzz`); each ends in a result or one clear line.
 
-The files are whole ones with edits that hypothesis draws (`fuzz_edits`). They are read in child processes that may take 1 GiB
+The files are whole ones with edits drawn from seeds of hypothesis (`fuzz_edits`). They are read in child processes that may take 1 GiB
 beyond what they start with: a crash of a C library, an endless loop and a lack of memory are findings like any other.
 """
 
@@ -21,13 +21,13 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fuzz_edits import edits
+from fuzz_edits import Edit, Input, inputs
 from hostile import limit_memory
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 import data_prep
 import protperf
@@ -44,6 +44,7 @@ TRIED = {
     ("typed.py", "_check"): "likewise",
     ("manifest.py", "_parse"): "takes JSON to be of its form, and says so where it is not",
     ("checks.py", "check_range"): "compares a value before its type is looked at",
+    ("model.py", "_check_layers"): "likewise",
     ("loading.py", "_configs_of"): "gives keys of a file as keywords",
 }
 """Functions that try a file's values, so that their mistakes are the file's."""
@@ -87,6 +88,16 @@ def judge(target: Any, kind: int, chosen: Any, folder: Path) -> str:
     return ""
 
 
+def fewer_edits(target: Any, kind: int, chosen: Sequence[Edit], folder: Path) -> Sequence[Edit]:
+    """Return the edits that it takes to find the same."""
+    what = judge(target, kind, chosen, folder)
+    for place in reversed(range(len(chosen))):
+        rest = [*chosen[:place], *chosen[place + 1 :]]
+        if rest and judge(target, kind, rest, folder) == what:
+            chosen = rest
+    return chosen
+
+
 def own_mistake(error: BaseException) -> BaseException | None:
     """Return the plain mistake of ours from which an error was made, if any: what was raised in a line of protperf itself."""
     seen: list[BaseException] = []
@@ -116,7 +127,7 @@ def check_whole(target: Any, folder: Path) -> str:
     return ""
 
 
-def run_child(target: Any, number: int, inputs: int, folder: Path, report: Any) -> None:
+def run_child(target: Any, number: int, count: int, folder: Path, report: Any) -> None:
     """Read hostile files, drawn with the child's number as seed; report findings, refusals and the peak of memory."""
     place = folder / "input"
     place.mkdir()
@@ -127,21 +138,23 @@ def run_child(target: Any, number: int, inputs: int, folder: Path, report: Any) 
 
     @seed(number)
     @settings(
-        max_examples=inputs,
+        max_examples=count,
         database=None,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.integers(0, 255), edits)
-    def read(kind: int, chosen: Any) -> None:
+    @given(inputs(number))
+    def read(drawn: Input) -> None:
+        kind, chosen = drawn
         done[0] += 1
         (folder / "now").write_text(json.dumps([target.name, kind, chosen]))
         signal.setitimer(signal.ITIMER_PROF, SECONDS_AN_INPUT)  # SIGPROF ends the process
         what = judge(target, kind, chosen, place)
-        signal.setitimer(signal.ITIMER_PROF, 0)
         if what and what not in found:
-            found[what] = json.dumps([target.name, kind, chosen])
+            signal.setitimer(signal.ITIMER_PROF, SECONDS_AN_INPUT)
+            found[what] = json.dumps([target.name, kind, fewer_edits(target, kind, chosen, place)])
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
     read()
     report.put((done[0], found, peak_memory(), peak_memory() - before))
@@ -214,9 +227,9 @@ def _warm(target: Any, folder: Path) -> None:
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.integers(0, 255), edits)
-    def read(kind: int, chosen: Any) -> None:
-        judge(target, kind, chosen, place)
+    @given(inputs(0))
+    def read(drawn: Input) -> None:
+        judge(target, *drawn, place)
 
     read()
 
@@ -236,7 +249,7 @@ def _describe(error: BaseException) -> str:
         ),
         traceback.extract_tb(error.__traceback__)[-1],
     )
-    said = re.sub(r"\d+|'[^']*'|/\S+", "_", str(error))[:80]
+    said = " ".join(re.sub(r"\d+|'[^']*'|/\S+", "_", str(error)).split())[:80]
     return f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {said}"
 
 

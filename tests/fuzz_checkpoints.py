@@ -10,12 +10,13 @@ import shutil
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import make_checkpoint
-from fuzz_edits import VALUES, Edit, dump, edit_bytes, edit_json
+from fuzz_edits import Edit, at, dump, edit_bytes, edit_json, json_values
 from fuzz_targets import Target, edit_member
 from safetensors.torch import save_file
 
@@ -89,7 +90,7 @@ def odd_values() -> list[Any]:
     shaped = OrderedDict(a=1)
     shaped.items = 5  # type: ignore[assignment,method-assign]
     return [
-        *VALUES,
+        *json_values(),
         endless,
         held,
         shaped,
@@ -117,6 +118,7 @@ def odd_values() -> list[Any]:
 def make_checkpoints(folder: Path) -> Target:
     """Return the target of checkpoints, with whole ones in a folder."""
     folder.mkdir(parents=True)
+    torch.manual_seed(1)  # an input is the same in each run
     kinds = ("favor", "rfa"), ("linformer", "reformer"), ("oprf", "softmax")
     whole = [
         make_checkpoint(folder / f"{kind}.ckpt", attention=kind)
@@ -128,7 +130,6 @@ def make_checkpoints(folder: Path) -> Target:
     shared = folder / "shared"
     export_model(load_model(whole[0]), shared)
     foreign = _foreign(folder / "foreign")
-    odd = odd_values()
 
     def write(seed: int, chosen: Sequence[Edit], place: Path) -> None:
         kind = seed % 5
@@ -138,7 +139,7 @@ def make_checkpoints(folder: Path) -> Target:
         elif kind == 2:
             content = contents[seed // 5 % len(whole)]
             with contextlib.suppress(TypeError, AttributeError, RuntimeError):  # what torch does not save
-                torch.save(_edit_content(content, chosen, odd), place / "m.ckpt")
+                torch.save(_edit_content(content, chosen), place / "m.ckpt")
         elif kind == 3:
             shutil.copytree(shared, place / "m", dirs_exist_ok=True)
             _edit_folder(place / "m", "model.safetensors", seed, chosen)
@@ -220,7 +221,7 @@ def _edit_archive(data: bytes, seed: int, chosen: Sequence[Edit]) -> bytes:
         return edit_bytes(data, chosen, (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6"))
 
     def edit(name: str, part: bytes) -> bytes:
-        return _edit_pickle(part, chosen) if name.endswith("data.pkl") else edit_bytes(part, chosen)
+        return edit_pickle(part, chosen) if name.endswith("data.pkl") else edit_bytes(part, chosen)
 
     return edit_member(
         data,
@@ -231,12 +232,14 @@ def _edit_archive(data: bytes, seed: int, chosen: Sequence[Edit]) -> bytes:
     )
 
 
-def _edit_pickle(data: bytes, chosen: Sequence[Edit]) -> bytes:
-    """Edit a pickle between its instructions, which stay whole, and now and then within."""
-    places = [place for _, _, place in pickletools.genops(data) if place]
-    for kind, place, value, width in reversed(chosen):
-        start = places[place * len(places) >> 16]
-        end = next((each for each in places if each > start), len(data))
+def edit_pickle(data: bytes, chosen: Sequence[Edit]) -> bytes:
+    """Edit a pickle between its instructions, which stay whole, from the last to the first; at the end now and then within."""
+    places = _instructions(data)
+    within = []
+    picked = {at(place, len(places) - 1): (kind, place, value, width) for kind, place, value, width in chosen}
+    for index in sorted(picked, reverse=True):
+        kind, _, value, width = picked[index]
+        start, end = places[index : index + 2]
         if kind <= 3:
             data = data[:start] + _WORDS[value % len(_WORDS)] + data[start if width else end :]
         elif kind == 4:
@@ -247,13 +250,19 @@ def _edit_pickle(data: bytes, chosen: Sequence[Edit]) -> bytes:
             number = struct.pack("<q", (2**31 - 1, 2**40, 2**62, -1, -(2**40), 0)[value % 6])
             data = data[:start] + b"\x8a\x08" + number + data[end:]
         else:
-            data = edit_bytes(data, [(kind, place, value, width)], _WORDS)
-        places = [each for each in places if each < start] or [2]
-    return data
+            within.append(picked[index])
+    return edit_bytes(data, within, _WORDS)
 
 
-def _edit_content(content: dict[str, Any], chosen: Sequence[Edit], odd: Sequence[Any]) -> Any:
+@lru_cache(maxsize=16)
+def _instructions(data: bytes) -> list[int]:
+    """Return where the instructions of a pickle begin, but for the first, and where it ends."""
+    return [*(place for _, _, place in pickletools.genops(data) if place), len(data)]
+
+
+def _edit_content(content: dict[str, Any], chosen: Sequence[Edit]) -> Any:
     """Return a copy of a checkpoint's content with some entries replaced."""
+    odd = odd_values()
     content = {name: copy.copy(value) for name, value in content.items()}
     about = {name: copy.copy(value) for name, value in content["protperf"].items()}
     content["protperf"] = about
@@ -268,7 +277,7 @@ def _edit_content(content: dict[str, Any], chosen: Sequence[Edit], odd: Sequence
         )[kind % 6]
         if not isinstance(owner, dict) or not owner:
             continue
-        name = list(owner)[place * len(owner) >> 16]
+        name = list(owner)[at(place, len(owner))]
         owner[name] = odd[(value + 256 * width) % len(odd)]
         if not isinstance(content.get("state_dict"), dict) or not isinstance(about.get("model"), dict):
             break

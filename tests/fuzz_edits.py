@@ -1,26 +1,26 @@
 """Edits that make hostile files of whole ones: what a file claims is replaced by extremes more often than bits are flipped.
 
-An edit is four numbers that hypothesis draws and makes smaller: what is done, where, with which value, how wide.
+An edit is four numbers: what is done, where, with which value, how wide.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
 Edit = tuple[int, int, int, int]
+Input = tuple[int, list[Edit]]
+PLACES = 1 << 32
+"""What an edit says of where it is goes up to here, whatever the size of a file: see `at`."""
 
 NUMBERS = [
     *(0, 1, 2, 3, 8, 127, 128, 255, 256, 32767, 32768, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1),
     *(2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1),
-]
-VALUES = [
-    *(0, -1, 1, 1.5, 1e308, 2**31, 2**60, 2**63, 2**64, 10**30, 10**400, float("nan"), float("inf")),
-    *(None, True, False, "", "x", "0", "../x", "/etc/passwd", "a\0b", "a\nb\x1b[31m", "\ud800", "é" * 5000),
-    *([], {}, [[]], [1, 2], {"a": 1}, ["a"], [0] * 2000),
 ]
 TEXTS = [
     *(
@@ -61,17 +61,49 @@ TEXTS = [
     ),
 ]
 
-edits = st.lists(
-    st.tuples(st.integers(0, 9), st.integers(0, 65535), st.integers(0, 255), st.integers(0, 3)),
-    min_size=1,
-    max_size=5,
-)
+
+def inputs(number: int) -> st.SearchStrategy[Input]:
+    """Return the hostile inputs of a child, by its number: which whole file and how it is made, and the edits of it.
+
+    Hypothesis draws a seed and nothing else. What it draws one by one is small or extreme more often than not: two in three
+    places were in the first twentieth of a file.
+    """
+    return st.integers(0, 2**64 - 1).map(lambda drawn: draw_input(random.Random(number << 64 | drawn)))
+
+
+def draw_input(chance: random.Random) -> Input:
+    """Draw one to five edits, each number evenly over all that it may be; one edit most often, as a second may hide it."""
+    kind, count = chance.randrange(1 << 16), max(1, chance.randint(-3, 5))
+    return kind, [
+        (chance.randrange(10), chance.randrange(PLACES), chance.randrange(256), chance.randrange(4))
+        for _ in range(count)
+    ]
+
+
+def at(place: int, count: int) -> int:
+    """Return which of so many things an edit is at."""
+    return place * count // PLACES
+
+
+def _other(place: int, value: int) -> int:
+    """Return a second place of an edit, as even as the first."""
+    return (place * 40503 + value * 257) % PLACES
+
+
+def json_values() -> list[Any]:
+    """Return what JSON values are replaced by: new ones each time, since what holds them may be edited too."""
+    return [
+        *(0, -1, 1, 1.5, 1e308, 2**31, 2**60, 2**63, 2**64, 10**30, 10**400, float("nan"), float("inf")),
+        *(None, True, False, "", "x", "0", "../x", "/etc/passwd"),
+        *("a\0b", "a\nb\x1b[31m", "\ud800", "é" * 5000),
+        *([], {}, [[]], [1, 2], {"a": 1}, ["a"], [0] * 2000),
+    ]
 
 
 def edit_bytes(data: bytes, chosen: Sequence[Edit], words: Sequence[bytes] = ()) -> bytes:
     """Return data with bytes flipped, cut out, repeated or moved, and numbers or words written over them."""
     for kind, place, value, width in chosen:
-        start = place * max(1, len(data)) >> 16
+        start = at(place, len(data))
         size = 1 << width
         if kind <= 2:  # a number of 1, 2, 4 or 8 bytes, where such numbers often lie
             start -= start % (size if kind else 1)
@@ -89,7 +121,7 @@ def edit_bytes(data: bytes, chosen: Sequence[Edit], words: Sequence[bytes] = ())
             word = words[value % len(words)]
             data = data[:start] + word + data[start + (len(word) if width < 2 else 0) :]
         elif kind == 8:
-            other = value * 257 * max(1, len(data)) >> 16
+            other = at(_other(place, value), len(data))
             data = data[:start] + data[other : other + 8 * size] + data[start + 8 * size :]
         else:
             data = data[:start] + bytes([value]) * size + data[start + size :]
@@ -103,7 +135,7 @@ def edit_text(text: str, chosen: Sequence[Edit]) -> str:
         found = list(re.finditer(pattern, text))
         if not found:
             continue
-        start, end = found[place * len(found) >> 16].span()
+        start, end = found[at(place, len(found))].span()
         piece = text[start:end]
         new = {
             0: TEXTS[value % len(TEXTS)],
@@ -123,7 +155,7 @@ def edit_json(content: object, chosen: Sequence[Edit]) -> object:
         _collect(content, leaves)
         if not leaves:
             return content
-        owner, key = leaves[place * len(leaves) >> 16]
+        owner, key = leaves[at(place, len(leaves))]
         if kind == 0 and isinstance(owner, dict):
             del owner[key]
         elif kind == 1 and isinstance(owner, list):
@@ -131,10 +163,11 @@ def edit_json(content: object, chosen: Sequence[Edit]) -> object:
         elif kind == 2 and isinstance(owner, dict):
             owner[TEXTS[value % len(TEXTS)]] = owner[key]
         elif kind <= 4:
-            other, name = leaves[value * len(leaves) >> 8]
+            other, name = leaves[at(_other(place, value), len(leaves))]
             owner[key] = other[name]  # type: ignore[index]
         else:
-            owner[key] = VALUES[(value + 256 * width) % len(VALUES)]  # type: ignore[index]
+            values = json_values()
+            owner[key] = values[(value + 256 * width) % len(values)]  # type: ignore[index]
     return content
 
 

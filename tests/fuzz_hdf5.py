@@ -11,7 +11,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from fuzz_edits import Edit, dump, edit_bytes, edit_json
+from fuzz_edits import PLACES, Edit, at, dump, edit_bytes, edit_json
 
 from protperf.formats.embedding_merge import WRITERS
 from protperf.formats.embeddings import Embedding, EmbeddingInfo
@@ -83,31 +83,48 @@ def whole_dataset(folder: Path) -> Path:
 
 
 def whole_embeddings(folder: Path) -> list[Path]:
-    """Write embedding files of several kinds; return them and the kept ones of version 1."""
+    """Write embedding files of several kinds, small ones as two shards; return them and the kept ones of version 1."""
     folder.mkdir(parents=True)
     made = []
-    for form, kind, keys, count in (
-        ("h5", "per_tok", "number", 3),
-        ("h5", "mean", "sequence", 3),
-        ("h5", "mean", "number", 400),
-        ("npz", "per_tok", "number", 3),
+    for form, kind, keys, count, shards in (
+        ("h5", "per_tok", "number", 6, 2),
+        ("h5", "mean", "sequence", 6, 2),
+        ("h5", "mean", "number", 400, 1),
+        ("npz", "per_tok", "number", 6, 2),
+        ("npz", "mean", "number", 6, 2),
     ):
-        info = EmbeddingInfo(kind, 4, "best.ckpt", "0" * 64, "masked", keys=keys)
-        path = folder / f"{kind}_{keys}_{count}.{form}"
-        with WRITERS[form](path, info) as writer:
-            for number in range(count):
-                name = "nul\0id" if number == 1 and form == "h5" else f"p{number}"
-                array = np.full(info.shape(number % 5 + 1), number, np.float32)
-                writer.add(
-                    number, Embedding(name, f"{name} a protein", number % 5 + 1, array, f"{number:064x}_5")
-                )
-        made.append(path)
+        for shard in range(shards):
+            info = EmbeddingInfo(
+                kind, 4, "best.ckpt", "0" * 64, "masked", keys=keys, shard=shard, num_shards=shards
+            )
+            path = folder / f"{kind}_{keys}_{shard}_of_{shards}.{form}"
+            with WRITERS[form](path, info) as writer:
+                for number in range(shard, count, shards):
+                    name = "nul\0id" if number == 1 and form == "h5" else f"p{number}"
+                    array = np.full(info.shape(number % 5 + 1), number, np.float32)
+                    each = Embedding(name, f"{name} a protein", number % 5 + 1, array, f"{number:064x}_5")
+                    writer.add(number, each)
+            made.append(path)
     return [*made, *sorted(KEPT.glob("embeddings_v1_*.h5"))]
 
 
+def other_shards(path: Path) -> list[Path]:
+    """Return the other of two shards, none of a whole file."""
+    begin, _, end = path.name.rpartition("_of_2")
+    return [path.with_name(f"{begin[:-1]}{1 - int(begin[-1])}_of_2{end}")] if begin else []
+
+
 def edit_hdf5(data: bytes, chosen: Sequence[Edit]) -> bytes:
-    """Edit a file and set the checksums right: of most hostile files they are."""
-    edited = edit_bytes(data, chosen, HDF5_WORDS)
+    """Edit a file and set the checksums right: of most hostile files they are.
+
+    Half of the edits are of bytes that are not 0: nine in ten bytes of a small file are, most of them of no use.
+    """
+    used = np.flatnonzero(np.frombuffer(data, np.uint8))
+    placed = [
+        (kind, place if place & 1 else place_of(int(used[at(place, len(used))]), len(data)), value, width)
+        for kind, place, value, width in chosen
+    ]
+    edited = edit_bytes(data, placed, HDF5_WORDS)
     if len(edited) == len(data) and chosen[0][3]:
         edited = _with_right_checksums(data, edited)
     return edited
@@ -180,6 +197,11 @@ def hostile_hdf5(folder: Path) -> Iterator[tuple[str, Path]]:
         yield change.__name__, path
 
 
+def place_of(index: int, count: int) -> int:
+    """Return the first place of an edit that is at a thing; see `at`."""
+    return -(-index * PLACES // count)
+
+
 def _digest_of(manifest: dict) -> str:
     lines = sorted((shard["file"], shard["sha256"]) for shard in manifest["shards"])
     return hashlib.sha256("".join(f"{digest}  {file}\n" for file, digest in lines).encode()).hexdigest()
@@ -188,6 +210,8 @@ def _digest_of(manifest: dict) -> str:
 def _with_right_checksums(whole: bytes, edited: bytes) -> bytes:
     data = bytearray(edited)
     for start, end in _checked_parts(whole):
+        if data[start : end + 4] == whole[start : end + 4]:
+            continue
         data[end : end + 4] = lookup3_of(bytes(data[start:end])).to_bytes(4, "little")
     return bytes(data)
 
@@ -198,7 +222,7 @@ def _checked_parts(whole: bytes) -> list[tuple[int, int]]:
     found = []
     for mark in _CHECKED:
         start = whole.find(mark)
-        while start >= 0 and len(found) < 64:
+        while start >= 0:
             found += [(start, end) for end in [_end_of(whole, start)] if end]
             start = whole.find(mark, start + 1)
     return found

@@ -5,18 +5,23 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import math
+import re
+import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz_edits import Edit, edit_bytes, edit_text
-from fuzz_hdf5 import edit_hdf5, edit_shards, whole_dataset, whole_embeddings
+import numpy as np
+from fuzz_edits import Edit, at, dump, edit_bytes, edit_json, edit_text
+from fuzz_hdf5 import edit_hdf5, edit_shards, other_shards, whole_dataset, whole_embeddings
+from fuzz_structures import check_structures, read_structures, write_structure
 from fuzz_whole import check_sequences, check_shards, check_table
 
-from protperf.formats.embedding_merge import open_embeddings
+from protperf.formats.embedding_merge import merge_embeddings, open_embeddings
 from protperf.formats.fasta import Policy, SequenceReader
 from protperf.formats.mutations import read_mutant
 from protperf.formats.ngrams import read_ngrams
@@ -41,7 +46,6 @@ SQ   SEQUENCE   6 AA;  4366 MW;  01ED6F7CDD75D5B6 CRC64;
 """
 XML = """\
 <?xml version='1.0' encoding='UTF-8'?>
-<!DOCTYPE uniprot [<!ENTITY a "MKTAYIAKQR"> <!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;"> <!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;">]>
 <uniprot xmlns="http://uniprot.org/uniprot"><entry dataset="Swiss-Prot" created="2003-11-28" modified="2019-12-11" version="8">
 <accession>P00001</accession><name>ONE_TEST</name><protein><recommendedName><fullName>Test</fullName></recommendedName></protein>
 <organism><name type="scientific">x</name><dbReference type="NCBI Taxonomy" id="9606"/></organism>
@@ -77,6 +81,22 @@ SEQUENCES = {
 }
 """What is in the whole files; gaps are dropped and digits read as X."""
 MUTANTS = ("A23C:C45D", "M1A", "wt", " R10W : K2A ", "A-3C", "A000000001C", "A23del", "p.Ala23Val")
+NPY_WORDS = (
+    *(
+        b"'<U9'",
+        b"'|O'",
+        b"'<f8'",
+        b"'<i4'",
+        b"'>u4'",
+        b"'|u1'",
+        b"'V4'",
+        b"'<i8', (9,)",
+        b"[('a', '<u4')]",
+        b"'f4,O'",
+    ),
+    *(b"(9999999999,)", b"(1, 1)", b"()", b"(-1,)", b"(3L,)", b"(3, 0)", b"True", b"{", b"-" * 9000 + b"1"),
+)
+_DOCTYPE = b"""<!DOCTYPE uniprot [<!ENTITY a "MKTAYIAKQR"> <!ENTITY c "&a;&a;&a;&a;&a;&a;&a;&a;">]>"""
 _PACKERS: Sequence[Callable[[bytes], bytes]] = (
     bytes,
     bytes,
@@ -109,7 +129,7 @@ def write_sequences(seed: int, chosen: Sequence[Edit], folder: Path) -> None:
     data = edit_text(text, chosen[::2]).encode("utf-8", "surrogatepass")
     if seed & 64:
         data = edit_bytes(
-            data, chosen, (b">", b"\n>", b"\r", b"\xef\xbb\xbf", b"<mask>", b"//\n", b"\0", b"&c;")
+            data, chosen, (b">", b"\n>", b"\r", b"\xef\xbb\xbf", b"<mask>", b"//\n", b"\0", _DOCTYPE, b"&c;")
         )
     pack = _PACKERS[seed // 5 % len(_PACKERS)]
     data = pack(data)
@@ -133,6 +153,22 @@ def read_sequences(folder: Path) -> None:
         assert record.accession
         assert record.tokens.size
     assert all(line.isprintable() for line in reader.summary())
+
+
+def write_mutations(seed: int, chosen: Sequence[Edit], folder: Path) -> None:
+    """Edit a table, or one time in four a structure."""
+    (write_structure if seed & 768 == 768 else write_table)(seed, chosen, folder)
+
+
+def read_mutations(folder: Path) -> None:
+    """Read what is there."""
+    (read_structures if (folder / "in.ent").exists() else read_table)(folder)
+
+
+def check_mutations(folder: Path) -> None:
+    """Compare whole tables and structures with what was written."""
+    check_table(folder / "in", TABLE, *EXPECTED)
+    check_structures(folder)
 
 
 def write_table(seed: int, chosen: Sequence[Edit], folder: Path) -> None:
@@ -184,6 +220,8 @@ def make_shards(folder: Path) -> Target:
         path = embeddings[seed // 2 % len(embeddings)]
         data = edit_hdf5(path.read_bytes(), chosen) if path.suffix == ".h5" else edit_npz(path, seed, chosen)
         (place / "e").write_bytes(data)
+        for other in other_shards(path):
+            shutil.copyfile(other, place / "other")
 
     def read(place: Path) -> None:
         if (place / "e").exists():
@@ -191,6 +229,8 @@ def make_shards(folder: Path) -> Target:
                 assert all(
                     each.array.shape == file.info.shape(each.num_residues) for _, each in file.numbered()
                 )
+            if (place / "other").exists():
+                merge_embeddings([place / "e", place / "other"], place / "merged")
             return
         from data_prep.check import check_dataset
 
@@ -206,7 +246,7 @@ def make_shards(folder: Path) -> Target:
         for error in failed:
             raise error
 
-    return Target("shards", write, read, lambda _: check_shards(dataset, embeddings))
+    return Target("shards", write, read, lambda place: check_shards(place, dataset, embeddings))
 
 
 def read_windows(folder: Path) -> None:
@@ -222,8 +262,26 @@ def edit_npz(path: Path, seed: int, chosen: Sequence[Edit]) -> bytes:
     data = path.read_bytes()
     if seed & 128:
         return edit_bytes(data, chosen, (b"PK\1\2", b"PK\3\4", b"PK\5\6"))
-    words = (b"'<U9'", b"'|O'", b"(9999999999,)", b"(1, 1)", b"True", b"'<f8'", b"'<i8', (9,)")
-    return edit_member(data, seed, chosen, lambda name, part: edit_bytes(part, chosen, words))
+    return edit_member(data, seed, chosen, lambda name, part: edit_array(name, part, seed, chosen))
+
+
+def edit_array(name: str, part: bytes, seed: int, chosen: Sequence[Edit]) -> bytes:
+    """Edit an array of NumPy: its bytes, or the words of its header; of what the file says of itself the values."""
+    if name == "about.npy" and seed & 1024:
+        made = io.BytesIO()
+        np.save(
+            made, np.array(dump(edit_json(json.loads(np.load(io.BytesIO(part)).item()), chosen)).decode())
+        )
+        return made.getvalue()
+    if not seed & 512:
+        return edit_bytes(part, chosen, NPY_WORDS)
+    size = int.from_bytes(part[8:10], "little")
+    header = part[10 : 10 + size]
+    for _, place, value, _ in chosen:
+        words = list(re.finditer(rb"'[^']*'|\([^)]*\)|\w+", header)) or [re.match(b"", header)]
+        start, end = words[at(place, len(words))].span()
+        header = header[:start] + NPY_WORDS[value % len(NPY_WORDS)] + header[end:]
+    return part[:8] + len(header).to_bytes(2, "little") + header + part[10 + size :]
 
 
 def edit_member(
@@ -253,10 +311,5 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
         lambda place: check_sequences(place / "in", SEQUENCES, _PACKERS[:-1]),
     ),
     "shards": make_shards,
-    "mutations": lambda folder: Target(
-        "mutations",
-        write_table,
-        read_table,
-        lambda place: check_table(place / "in", TABLE, *EXPECTED),
-    ),
+    "mutations": lambda _: Target("mutations", write_mutations, read_mutations, check_mutations),
 }

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_hdf5 import WINDOWS, WINDOWS_TEXT
+from fuzz_hdf5 import WINDOWS, WINDOWS_TEXT, other_shards
 
-from protperf.formats.embedding_merge import open_embeddings
+from protperf.formats.embedding_merge import merge_embeddings, open_embeddings
 from protperf.formats.fasta import Policy, SequenceReader
 from protperf.formats.ngrams import read_ngrams
 from protperf.formats.shards import ShardSet
@@ -46,8 +46,11 @@ def check_table(path: Path, text: str, mutants: list[str], scores: list[float]) 
     np.testing.assert_array_equal(table.numbers("DMS_score"), scores)
 
 
-def check_shards(dataset: Path, embeddings: Sequence[Path]) -> None:
-    """Compare windows, counts and proteins with what `fuzz_hdf5` wrote, and those of version 1 with what was written then."""
+def check_shards(place: Path, dataset: Path, embeddings: Sequence[Path]) -> None:
+    """Compare windows, counts and proteins with what `fuzz_hdf5` wrote, and those of version 1 with what was written then.
+
+    Shards are also merged, in a folder that is empty.
+    """
     windows = ShardSet(dataset, "train")
     np.testing.assert_array_equal(windows.read_many(range(len(windows))), np.concatenate([WINDOWS] * 2))
     windows.verify()
@@ -56,7 +59,12 @@ def check_shards(dataset: Path, embeddings: Sequence[Path]) -> None:
     assert orders[1][: VOCABULARY.num_residues].tolist() == tokens
     m, k, t = (VOCABULARY.tokens.index(letter) for letter in "MKT")
     assert orders[3][m, k, t] == 2
-    for path in embeddings:
+    merged = []
+    for index, path in enumerate(embeddings):
+        if others := other_shards(path):
+            merged.append(place / f"{index}{path.suffix}")
+            assert merge_embeddings([path, *others], merged[-1]) == 6
+    for path in [*embeddings, *merged]:
         with open_embeddings(path) as file:
             found = list(file.numbered())
             assert len(found) == len(file) == file.attributes["num_records"]
