@@ -25,8 +25,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize("text", [b"MODEL        1\n", b"data_x\nloop_\n_atom_site.id\n"])
 def test_a_packed_structure_has_a_bound(tmp_path: Path, text: bytes):
     path = tmp_path / "a.cif.gz"
-    path.write_bytes(repeated(text, b"\n", 272))
-    with pytest.raises(FormatError, match=r"a\.cif\.gz: [\d,]+ bytes of gzip unpack to more than 256 MiB"):
+    path.write_bytes(repeated(text, b"\n", 144))
+    with pytest.raises(FormatError, match=r"a\.cif\.gz: [\d,]+ bytes of gzip unpack to more than 128 MiB"):
         read_structure(path)
 
 
