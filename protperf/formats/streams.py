@@ -57,6 +57,7 @@ REFUSED = {
     b"\xff\xfe": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
+_DOCTYPE = b"<!DOCTYPE"
 XZ_MEMORY = 128 << 20
 """Bytes that a file may ask for to be unpacked; `xz -9` takes 65 MiB, and a header may claim 4 GiB."""
 READABLE = "FASTA (plain, gzip, bzip2 or xz), UniProt .dat or XML, GenBank"
@@ -123,7 +124,8 @@ class SequenceStream(io.RawIOBase):
         self.tail = b""
         self._entry, self._entry_bytes = 0, 0
         self._most: int | None = None
-        self._pieces = chain([head], rest)
+        pieces = chain([head], rest)
+        self._pieces = _without_doctype(pieces, place) if self.kind == "uniprot-xml" else pieces
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:
@@ -314,6 +316,16 @@ def _decompressed(pieces: Iterator[bytes], compression: str, place: str) -> Iter
         raise FormatError(
             f"{place}: the {compression} data are truncated: they end too early; get the file again"
         )
+
+
+def _without_doctype(pieces: Iterator[bytes], place: str) -> Iterator[bytes]:
+    """Yield pieces of XML; refuse the declaration that entities and default values would need, of which a few bytes become many."""
+    last, most = b"", len(_DOCTYPE) - 1
+    for piece in pieces:
+        if _DOCTYPE in piece or _DOCTYPE in last + piece[:most]:  # it may be cut in two
+            raise FormatError(f"{place}: XML with a DOCTYPE, which UniProt's has not; get the file again")
+        last = (last + piece[-most:])[-most:]
+        yield piece
 
 
 def _kind_of(head: bytes, place: str) -> str:
