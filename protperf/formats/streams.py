@@ -123,7 +123,8 @@ class SequenceStream(io.RawIOBase):
         self.kind = _kind_of(head, place)
         self.tail = b""
         self._entry, self._entry_bytes = 0, 0
-        self._most: int | None = None
+        self._most, self._marks, self._most_marks = sys.maxsize, 0, sys.maxsize
+        self._marking: tuple[bytes, ...] = ()
         pieces = chain([head], rest)
         self._pieces = _without_doctype(pieces, place) if self.kind == "uniprot-xml" else pieces
         self._rest = memoryview(b"")
@@ -141,19 +142,40 @@ class SequenceStream(io.RawIOBase):
             self._rest = memoryview(piece)
             self.tail = (self.tail + piece[-64:])[-64:]
         size = min(len(buffer), len(self._rest))
-        self._entry_bytes += size
-        if self._most is not None and self._entry_bytes > self._most:
-            raise FormatError(
-                f"{self.place}: entry {self._entry} has more than {self._most >> 20} MiB of text, which no protein has; "
-                "get the file again, or take this entry out"
-            )
+        self._count(bytes(self._rest[:size]))
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
 
-    def begin_entry(self, number: int, *, most: int) -> None:
-        """Say which entry is read from here on; of more text than `most` bytes it is a `FormatError`."""
+    def begin_entry(
+        self, number: int, *, most: int, marks: tuple[bytes, ...] = (), most_marks: int = sys.maxsize
+    ) -> None:
+        """Say which entry is read from here on; one that is too large is a `FormatError`.
+
+        Args:
+            number: of the entry, from 1.
+            most: bytes of text.
+            marks: what ends a line, or begins a tag: a parser keeps a hundred bytes for each.
+            most_marks: so many of them together.
+        """
         self._entry, self._entry_bytes, self._most = number, 0, most
+        self._marks, self._marking, self._most_marks = 0, marks, most_marks
+
+    def too_large(self, found: str) -> FormatError:
+        """Return the error for an entry that has too much of something."""
+        return FormatError(
+            f"{self.place}: entry {self._entry} has more than {found}, which no protein has; "
+            "get the file again, or take this entry out"
+        )
+
+    def _count(self, data: bytes) -> None:
+        """Count what belongs to the entry; raise where that is too much."""
+        self._entry_bytes += len(data)
+        self._marks += sum(map(data.count, self._marking))
+        if self._entry_bytes > self._most:
+            raise self.too_large(f"{self._most >> 20} MiB of text")
+        if self._marks > self._most_marks:
+            raise self.too_large(f"{self._most_marks:,} lines, tags or attributes")
 
     def pieces(self) -> Iterator[bytes]:
         """Iterate over the bytes as they come, without a copy."""
