@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,5 +21,9 @@ def check_names(table: Path, names: Iterable[str], *, remedy: str) -> None:
         FormatError: there is one.
     """
     for name in names:
+        try:
+            os.fsencode(name)
+        except UnicodeEncodeError:
+            raise FormatError(f"{table}: names a file as no file can be named, {name!r}; {remedy}") from None
         if name != Path(name).name or name in ("", "..") or "\0" in name:
             raise FormatError(f"{table}: names a file outside its folder, {name!r}; {remedy}")
