@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from protperf.formats import FormatError
 
@@ -66,6 +66,17 @@ READABLE = "FASTA (plain, gzip, bzip2 or xz), UniProt .dat or XML, GenBank"
 def place_of(path: str | Path) -> str:
     """Return how messages name an input: its path, or `<stdin>` for `-`."""
     return "<stdin>" if str(path) == STDIN else str(path)
+
+
+def standard_input() -> IO[bytes]:
+    """Return what `-` names.
+
+    Raises:
+        ValueError: the program was started without it (`<&-`).
+    """
+    if sys.stdin is None:
+        raise ValueError(f"{place_of(STDIN)}: is closed; give a file, or something to read on stdin")
+    return sys.stdin.buffer
 
 
 def check_inputs(paths: Sequence[str | Path]) -> None:
@@ -205,7 +216,7 @@ def open_stream(
     place = place_of(path)
     with contextlib.ExitStack() as stack:
         if str(path) == STDIN:
-            file: Any = sys.stdin.buffer
+            file: Any = standard_input()
         else:
             try:
                 file = stack.enter_context(open(path, "rb", buffering=0))
