@@ -148,3 +148,22 @@ def test_a_header_that_is_none_of_ours_is_one_line(tmp_path: Path, header: str):
             made.writestr(each, data)
     with pytest.raises(FormatError, match=r"e: no readable embedding file \("):
         NpzFile(path)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_letters_are_those_of_unicode(tmp_path: Path, order: str):
+    path = tmp_path / "e"
+    write(path, "npz", describe("mean"), range(3))
+    codes = np.full(3, 0x10FFFF, f"{order}u4")
+    rewrite(path, {"ids": codes.view(f"{order}U1")})
+    with NpzFile(path) as file:
+        assert file[0].id == "\U0010ffff"
+    codes[1] += 1
+    with zipfile.ZipFile(path) as file:
+        members = {each: file.read(each) for each in file.namelist()}
+    members["ids.npy"] = members["ids.npy"][:-12] + codes.tobytes()
+    with zipfile.ZipFile(path, "w") as made:
+        for each, data in members.items():
+            made.writestr(each, data)
+    with pytest.raises(FormatError, match=r"ids\.npy holds the letter 1114112"):
+        NpzFile(path)

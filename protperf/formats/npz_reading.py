@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 import zipfile
 from typing import IO, Any, Literal
@@ -84,7 +85,13 @@ def read_texts(archive: zipfile.ZipFile, name: str, *, count: int) -> list[str]:
         while len(texts) < count:
             with foreign_bytes():
                 number = min(together, count - len(texts))
-                some = np.frombuffer(member.read(number * dtype.itemsize), dtype).tolist()
+                data = member.read(number * dtype.itemsize)
+                codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
+                if (
+                    codes.size and codes.max() > sys.maxunicode
+                ):  # of which NumPy would make a text that Python cannot write
+                    raise ValueError(f"{name} holds the letter {codes.max()}")
+                some = np.frombuffer(data, dtype).tolist()
             if not some:
                 raise ValueError(f"{name} holds {len(texts)} of {count} texts")
             letters += sum(map(len, some))
