@@ -7,7 +7,7 @@ import gzip
 import pytest
 from reading import read, residues, skipped, write_file
 
-from protperf.formats import FormatError
+from protperf.formats import FormatError, flatfiles
 from protperf.formats.fasta import SequenceReader
 
 
@@ -135,3 +135,40 @@ def test_every_uniprot_file_reads_without_a_warning(shared_dir):
         assert not reader.skipped
         if path.name in counts:
             assert (reader.accepted, reader.residues) == counts[path.name]
+
+
+def xml_of(inside: str) -> str:
+    return f"<uniprot xmlns='http://uniprot.org/uniprot'><entry><name>x</name>{inside}</entry></uniprot>"
+
+
+TOO_MANY = {
+    "a.dat": SWISS.format(length=6, sequence="MKTAYI").replace("OC   Bacteria.\n", "OC   B.\n" * 1_300),
+    "a.gp": GENPEPT.replace("            Bacteria.\n", "ab\n" * 1_300),
+    "b.gp": GENPEPT.replace("        1 mkt", "ab\r" * 1_300 + "        1 mkt"),
+    "a.xml": xml_of("<a/>" * 1_100),
+    "b.xml": xml_of("<a " + " ".join(f"a{number}=''" for number in range(1_100)) + "/>"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MANY)
+def test_an_entry_has_few_lines_and_few_tags(write, monkeypatch, name: str):
+    """A parser keeps each, and 32 MiB of the shortest would take a gigabyte."""
+    monkeypatch.setattr(flatfiles, "MOST_LINES", 1_000)
+    monkeypatch.setattr(flatfiles, "MOST_TAGS", 1_000)
+    write(TOO_MANY[name], name)
+    with pytest.raises(FormatError, match=r"entry 1 has more than 1,000 lines, tags or attributes, which no"):
+        read(name)
+
+
+def test_an_entry_of_nucleotides_has_few_lines_before_them(write, monkeypatch):
+    monkeypatch.setattr(flatfiles, "MOST_KEPT_LINES", 100)
+    header = GENBANK.replace("DEFINITION", "COMMENT x\n" * 85 + "DEFINITION", 1)
+    assert read(write(header, "a.gb"))[0] == read(write(GENBANK, "b.gb"))[0]
+    nucleotides = header.replace("//\n", "        1 atgaaaaccg\n" * 200 + "//\n")
+    assert read(write(nucleotides * 3, "a.gb"))[0] == 3 * read("b.gb")[0]
+    for before, more in (("DEFINITION", "ab\n"), ("     CDS", '                     /a="b"\n')):
+        write(GENBANK.replace(before, more * 100 + before, 1), "a.gb")
+        with pytest.raises(
+            FormatError, match=r"a\.gb: entry 1 has more than 100 lines before its nucleotides"
+        ):
+            read("a.gb")

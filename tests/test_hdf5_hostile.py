@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,3 +177,20 @@ def test_an_object_of_a_heap_is_read_once(
     expected = "named twice|two messages of kind 2"
     with pytest.raises(FormatError, match=expected):
         sink.opened(tmp_path / "a.h5", [message] * (1 + (len(twice(np.zeros((1, 1)))) == 1))).names()
+
+
+def test_a_chunk_that_is_cut_short_is_noticed(tmp_path: Path):
+    """All numbers may be there: what shows that they are right, their checksum, is not."""
+    path, numbers = tmp_path / "a.h5", np.empty(100, np.int64)
+    whole = zlib.compress(np.arange(100).tobytes())
+    for data in (whole, whole[:-1], whole[:-4], whole[:-9]):
+        with h5py.File(path, "w") as made:
+            dataset = made.create_dataset("x", (100,), np.int64, chunks=(100,), compression="gzip")
+            dataset.id.write_direct_chunk((0,), data)
+        with Hdf5File(path, unreadable="", remedy="") as file:
+            if data is whole:
+                file.fill(file.dataset("x"), numbers)
+                np.testing.assert_array_equal(numbers, np.arange(100))
+                continue
+            with pytest.raises(FormatError, match=r"the chunk at \[0\] is cut short"):
+                file.fill(file.dataset("x"), numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protperf.formats import FormatError
+from protperf.formats import FormatError, variants
 from protperf.formats.mutations import check_mutant, fitting_offset, mutate, name_of, read_mutant, undo
 from protperf.formats.variants import check_wild_type, read_mutants, read_variants, rebuild_wild_type
 from protperf.vocab import VOCABULARY
@@ -162,6 +163,51 @@ def test_what_is_no_table_is_refused_in_one_line(tmp_path: Path, data: bytes, me
         read_variants(path, column="mutant")
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, FormatError) == ("no column" not in message)
+
+
+def test_a_table_takes_little_more_memory_than_its_text(tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"mutant,sequence\n" + (b"M1A," + b"M" * 100_000 + b"\n") * 20)
+    tracemalloc.start()
+    try:
+        assert len(read_variants(path, column="mutant").rows) == 20
+        assert tracemalloc.get_traced_memory()[1] < 5 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+def test_cells_and_lines_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first line too, and also where it shows only in bytes or behind a quote."""
+    path = tmp_path / "t.csv"
+    monkeypatch.setattr(variants, "_LONGEST_CELL", 1000)
+    for text in ("mutant\n" + "M" * 1001, 'mutant\n"' + "M\n" * 501 + '"', "mutant\n" + "\U0001f9ec" * 1001):
+        path.write_text(text)
+        with pytest.raises(FormatError, match=r"t\.csv:2: field larger than field limit \(1000\)"):
+            read_variants(path, column="mutant")
+    monkeypatch.setattr(variants, "_LONGEST_LINE", 2000)
+    for text in ("mutant," * 300, "mutant,b\n" + "b," * 1001):
+        path.write_text(text)
+        with pytest.raises(FormatError, match=r"t\.csv: a line has more than 0 MiB"):
+            read_variants(path, column="mutant")
+    csv.field_size_limit(1 << 17)  # the default, for the tests that follow
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_lines_end_where_they_end_however_the_text_is_read(tmp_path: Path, end: str):
+    """The text is decoded 8 KiB at a time."""
+    path = tmp_path / "t.csv"
+    for before in range(8170, 8200):
+        rows = ["\ufeffmutant", "M" * before, "\u00e9" * 9, '"a' + end + '"', "b"]
+        data = end.join(rows).encode() + b"\xff" + end.encode()
+        path.write_bytes(data)
+        table = read_variants(path, column="mutant")
+        assert [row.cells[0] for row in table.rows] == [rows[1], rows[2], "a" + end, "b\udcff"]
+        assert (
+            "".join(row.text + row.end for row in (table.header, *table.rows)).encode(
+                "utf-8", "surrogateescape"
+            )
+            == data
+        )
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path: Path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -90,4 +93,77 @@ def test_letters_of_texts_follow_the_size_of_the_archive(tmp_path: Path, monkeyp
     monkeypatch.setattr(npz_reading, "_LETTERS_ALWAYS", 1000)
     assert 4 * path.stat().st_size < 3 << 16
     with pytest.raises(FormatError, match=r"ids\.npy unpacks to more than [0-9,]+ letters"):
+        NpzFile(path)
+
+
+def claim_less(path: Path, name: str, more: bytes, *, summed: int) -> None:
+    """Let a member unpack to more than it claims, by its size and a checksum that goes so many bytes on."""
+    with zipfile.ZipFile(path) as file:
+        members = {each: file.read(each) for each in file.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for each, data in members.items():
+            made.writestr(each, data + more if each == name else data)
+    whole, found = path.read_bytes(), members[name]
+    true = struct.pack("<I", zlib.crc32(found + more)), struct.pack("<I", len(found + more))
+    claimed = struct.pack("<I", zlib.crc32(found + more[:summed])), struct.pack("<I", len(found))
+    for before, after in zip(true, claimed, strict=True):
+        assert whole.count(before) == 2
+        whole = whole.replace(before, after)
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["about", "ids", "headers", "num_residues", "0000000001"])
+@pytest.mark.parametrize(
+    ("summed", "fault"), [(0, "Bad CRC-32"), (1, "unpacks to more bytes than it claims")]
+)
+def test_no_member_unpacks_to_more_than_it_claims(tmp_path: Path, name: str, summed: int, fault: str):
+    path = tmp_path / "e"
+    write(path, "npz", describe("per_tok"), range(3))
+    claim_less(path, f"{name}.npy", bytes(32 << 20), summed=summed)
+    assert path.stat().st_size < 1 << 17
+    tracemalloc.start()
+    try:
+        with (
+            pytest.raises(FormatError, match=fault),
+            NpzFile(path) as file,
+        ):
+            list(file)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "header", ["-" * 9000 + "1", "{'descr': '<u4', 'fortran_order': False, 'shape': (3L,), }", "(" * 9000]
+)
+def test_a_header_that_is_none_of_ours_is_one_line(tmp_path: Path, header: str):
+    path = tmp_path / "e"
+    write(path, "npz", describe("mean"), range(3))
+    with zipfile.ZipFile(path) as file:
+        members = {each: file.read(each) for each in file.namelist()}
+    text = header.encode() + b"\n"
+    members["num_residues.npy"] = b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text + bytes(12)
+    with zipfile.ZipFile(path, "w") as made:
+        for each, data in members.items():
+            made.writestr(each, data)
+    with pytest.raises(FormatError, match=r"e: no readable embedding file \("):
+        NpzFile(path)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_letters_are_those_of_unicode(tmp_path: Path, order: str):
+    path = tmp_path / "e"
+    write(path, "npz", describe("mean"), range(3))
+    codes = np.full(3, 0x10FFFF, f"{order}u4")
+    rewrite(path, {"ids": codes.view(f"{order}U1")})
+    with NpzFile(path) as file:
+        assert file[0].id == "\U0010ffff"
+    codes[1] += 1
+    with zipfile.ZipFile(path) as file:
+        members = {each: file.read(each) for each in file.namelist()}
+    members["ids.npy"] = members["ids.npy"][:-12] + codes.tobytes()
+    with zipfile.ZipFile(path, "w") as made:
+        for each, data in members.items():
+            made.writestr(each, data)
+    with pytest.raises(FormatError, match=r"ids\.npy holds the letter 1114112"):
         NpzFile(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,3 +168,16 @@ def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, content):
         assert all((r.tokens < VOCABULARY.num_residues).all() or VOCABULARY.mask in r.tokens for r in records)
         assert refusal or reader.records == len(records) + reader.skipped.total()
         assert all(example.message.isprintable() for example in reader.skipped_examples)
+
+
+@pytest.mark.parametrize("text", ["A\n", "AB\n", "\n", "AA-"])
+def test_an_odd_record_takes_memory_for_its_text(write, text):
+    """However short its lines: each worker of `prepare` may hold one of 8 MiB."""
+    read(write(">q1\nMK*TA\n"), KEEP_ALL)
+    name = write(">q1\n" + text * ((1 << 17) // len(text)) + "1\n")
+    tracemalloc.start()
+    try:
+        read(name, KEEP_ALL)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 17
+    finally:
+        tracemalloc.stop()

@@ -10,13 +10,16 @@ import os
 import pickle
 import resource
 from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 from protperf.formats import FormatError, manifest, ngrams
+from protperf.formats.hdf5_reading import Hdf5File
 from protperf.formats.joined_shards import JoinedShards
 from protperf.formats.manifest import Manifest, RecordCounts, SplitStats, read_manifest, write_manifest
 from protperf.formats.ngrams import NgramCounter, read_ngrams, write_ngrams
@@ -285,6 +288,32 @@ def test_verify_sees_a_shard_of_another_split(tmp_path: Path):
     edit_manifest(tmp_path, shards=[{**shards_of_manifest[0], "split": "valid"}])
     with pytest.raises(FormatError, match="train"):
         ShardSet(tmp_path, "valid").verify()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [{"dtype": "i1"}, {"dtype": "<i4"}, {"chunks": (1, WINDOW)}, {"chunks": True, "shuffle": True}],
+    ids=str,
+)
+def test_verify_sees_tokens_that_are_stored_otherwise(tmp_path: Path, stored: dict[str, Any]):
+    """Windows are read as the bytes at their place, so what HDF5 would turn into the same numbers will not do."""
+    make_dataset(tmp_path, [3])
+    path = tmp_path / shard_name("train", 0, 1)
+    with h5py.File(path) as file:
+        attributes, tokens = dict(file.attrs), file["tokens"][:]
+    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+        file.attrs.update(attributes)
+        file.create_dataset("tokens", data=tokens, **({"dtype": "u1"} | stored))
+    with Hdf5File(path, unreadable="", remedy="") as read:
+        offset = read.dataset("tokens").address
+    data = path.read_bytes()
+    [entry] = read_manifest(tmp_path).shards
+    entry = replace(entry, offset=offset, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    edit_manifest(tmp_path, shards=[asdict(entry)], digest=manifest.dataset_digest([entry]))
+    with pytest.raises(
+        FormatError, match=r"train-00000-of-00001\.h5: its tokens are stored as .* prepare it again"
+    ):
+        ShardSet(tmp_path, "train").verify()
 
 
 def test_split_without_proteins_is_said_with_those_there_are(tmp_path: Path):

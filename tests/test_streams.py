@@ -22,6 +22,7 @@ from reading import read, write_file
 from protperf.formats import FormatError, streams
 from protperf.formats.fasta import SequenceReader
 from protperf.formats.streams import open_stream
+from protperf.formats.variants import read_variants
 
 Q1 = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEV"
 
@@ -224,3 +225,11 @@ def test_reading_ahead_ends_with_its_reader(tmp_path: Path):
         next(stream.pieces())
         assert "protperf-reading" in {thread.name for thread in threading.enumerate()}
     assert "protperf-reading" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_stdin_that_is_closed_is_one_line(monkeypatch):
+    """As `<&-` leaves it."""
+    monkeypatch.setattr(sys, "stdin", None)
+    for reading in (lambda: list(SequenceReader(["-"])), lambda: read_variants("-", column="mutant")):
+        with pytest.raises(ValueError, match=r"^<stdin>: is closed; give a file"):
+            reading()

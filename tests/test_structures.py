@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from protperf.formats import FormatError
+from protperf.formats import FormatError, structures
 from protperf.formats.structures import find_structures, read_structure
 from protperf.inference.contacts import contacts_of, pairs_of
 
@@ -179,6 +180,10 @@ def test_a_folder_gives_its_structures_by_name(tmp_path: Path):
         ("a.cif", b"data_x\n_entry.id x\n", "cannot be read as PDB or mmCIF \\(no 'label_atom_id'\\)"),
         ("a.pdb", ODD.replace("  11.000", "  11,000").encode(), "cannot be read as PDB or mmCIF"),
         ("a.pdb", pdb_line(" CA ", "GLY", "1", 0).encode(), "in it: A"),
+        ("a.pdb", ODD.replace("  11.000", "    1e39").encode(), r"\(an atom at 1e39, 0.000, 0.000\)"),
+        ("a.pdb", ODD.replace("  11.000", "     nan").encode(), r"\(an atom at nan, 0.000, 0.000\)"),
+        ("a.cif", MMCIF.replace(" 11.0 0 ", " -inf 0 ").encode(), r"\(an atom at -inf, 0, 0\)"),
+        ("a.cif", b"data_x\nloop_\nA\n", r"cannot be read as PDB or mmCIF \(.*zero\)"),
     ],
 )
 def test_what_is_no_structure_is_refused_in_one_line(tmp_path: Path, name: str, content: bytes, message: str):
@@ -198,3 +203,42 @@ def test_what_is_not_there_is_refused(tmp_path: Path):
     path = written(tmp_path / "odd.pdb", ODD)
     with pytest.raises(FormatError, match=r"chain 'C' holds no protein; .* in it: A, B"):
         read_structure(Path(f"{path}:C"))
+
+
+@pytest.mark.parametrize(
+    ("start", "line"),
+    [
+        ("", "\n"),
+        ("", "#\n"),
+        ("", "ab\n"),
+        ("data_x\nloop_\n_audit.a\n", "ab\n"),
+        ("data_x\n_audit.a\n;", "a" * 99 + "\n"),
+    ],
+)
+def test_what_is_passed_over_takes_no_memory(tmp_path: Path, start: str, line: str):
+    written(tmp_path / "ready.cif", MMCIF)
+    read_structure(tmp_path / "ready.cif")
+    path = written(tmp_path / "a.cif", start + line * ((1 << 18) // len(line)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            read_structure(path)
+        assert tracemalloc.get_traced_memory()[1] < 5 << 18
+    finally:
+        tracemalloc.stop()
+
+
+def test_lines_words_and_atoms_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path / "a.cif", MMCIF)
+    monkeypatch.setattr(structures, "_MOST_WORDS", 170)
+    read_structure(path)
+    for more in ("\n" * 20, "\r" * 20, "# a b c\n" * 10):
+        with pytest.raises(FormatError, match=r"a\.cif: has more than 170 words and lines"):
+            read_structure(written(tmp_path / "a.cif", MMCIF + more))
+    monkeypatch.undo()
+    monkeypatch.setattr(structures, "_MOST_ATOMS", 4)
+    listed = "REMARK 465     TRP A     4\n" * 5
+    atoms = "".join(pdb_line(" CA ", "GLY", str(number), 0) for number in range(5))
+    for text in (MMCIF, listed, atoms):
+        with pytest.raises(FormatError, match="more than 4 atoms or residues"):
+            read_structure(written(tmp_path / "a.cif", text))

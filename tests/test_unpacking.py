@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zlib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from reading import read, repeated
 
 from protperf.formats import FormatError
 from protperf.formats.fasta import SequenceReader
+from protperf.formats.streams import HEAD_SIZE, SequenceStream
 from protperf.formats.structures import read_structure
 from protperf.formats.variants import read_variants
 
@@ -25,8 +27,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize("text", [b"MODEL        1\n", b"data_x\nloop_\n_atom_site.id\n"])
 def test_a_packed_structure_has_a_bound(tmp_path: Path, text: bytes):
     path = tmp_path / "a.cif.gz"
-    path.write_bytes(repeated(text, b"\n", 272))
-    with pytest.raises(FormatError, match=r"a\.cif\.gz: [\d,]+ bytes of gzip unpack to more than 256 MiB"):
+    path.write_bytes(repeated(text, b"\n", 144))
+    with pytest.raises(FormatError, match=r"a\.cif\.gz: [\d,]+ bytes of gzip unpack to more than 128 MiB"):
         read_structure(path)
 
 
@@ -59,16 +61,39 @@ def test_xz_data_may_not_ask_for_gigabytes(tmp_path: Path):
         read(tmp_path / "a.xz")
 
 
-def test_entities_of_xml_do_not_unfold(tmp_path: Path):
-    entities = '<!ENTITY e0 "MKTAYIAKQR">' + "".join(
-        f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10)
-    )
-    text = f"<!DOCTYPE uniprot [{entities}]><uniprot xmlns='http://uniprot.org/uniprot'><entry dataset='&e9;'/></uniprot>"
-    outside = "<!DOCTYPE uniprot [<!ENTITY x SYSTEM '/etc/passwd'>]><uniprot xmlns='http://uniprot.org/uniprot'><entry><name>&x;</name></entry></uniprot>"
-    for content in (text, outside):
-        (tmp_path / "a.xml").write_text(content)
-        with pytest.raises(FormatError, match=r"a\.xml: entry 1 is damaged"):
+ENTRY = "<uniprot xmlns='http://uniprot.org/uniprot'><entry dataset='{a}'>{b}<sequence>MK{b}TA</sequence></entry></uniprot>"
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        '<!ENTITY a "MKTAYIAKQR">',
+        '<!ENTITY b "MKTAYIAKQR"><!ENTITY a "&b;&b;">',
+        "<!ENTITY a SYSTEM '/etc/passwd'>",
+        "<!ENTITY % p SYSTEM 'http://127.0.0.1/x.dtd'>%p;",
+        "<!ATTLIST entry name CDATA 'MKTAYIAKQR'>",
+    ],
+)
+def test_xml_declares_nothing_that_unfolds(tmp_path: Path, declared: str):
+    """Neither entities nor default values, nor files; wherever the declaration stands."""
+    declaration = f"<!DOCTYPE uniprot [{declared}]>"
+    for start in ("", "<!-- <uniprot -->".ljust(1 << 17)):
+        (tmp_path / "a.xml").write_text(start + declaration + ENTRY.format(a="&a;", b="&a;"))
+        with pytest.raises(FormatError, match=r"a\.xml: XML with a DOCTYPE, which UniProt's has not"):
             list(SequenceReader([tmp_path / "a.xml"]))
+
+
+@pytest.mark.parametrize("size", [1, 3, 9, 100])
+def test_a_declaration_is_found_however_the_text_is_cut(size: int):
+    head = b"<uniprot>".ljust(HEAD_SIZE)
+    for before in range(10):
+        text = b" " * before + b"<!DOCTYPE x>" + b" " * 20
+        pieces = (text[start : start + size] for start in range(0, len(text), size))
+        with pytest.raises(FormatError, match="a DOCTYPE"):
+            list(SequenceStream(chain([head], pieces), "a.xml").pieces())
+    text = b"<!DOCTYP x>E" * 9
+    pieces = (text[start : start + size] for start in range(0, len(text), size))
+    assert b"".join(SequenceStream(chain([head], pieces), "a.xml").pieces()) == head + text
 
 
 @pytest.mark.slow

@@ -25,6 +25,11 @@ def one_line(text: str) -> str:
     if len(text) > _LONGEST_LINE:
         half = _LONGEST_LINE // 2
         text = f"{text[:half]} ... {text[-half:]}"
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """Return text for one line of a report: control and unprintable characters as escapes."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Value
+from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Value, encoded
 from protperf.formats.embeddings import VECTORS
 from protperf.formats.hdf5_bytes import SUPERBLOCK_BYTES, Attribute, PlacedArray, write_datasets, write_root
 from protperf.formats.hdf5_links import LinkWriter
 
-_MOST_OPAQUE = 60_000
+MOST_OPAQUE = 60_000
+"""Bytes of a text with a NUL."""
 
 
 class H5Writer(EmbeddingWriter):
@@ -21,7 +22,9 @@ class H5Writer(EmbeddingWriter):
 
     def can_name(self, record_id: str, header: str) -> bool:
         """Return whether a file can hold these texts: one with a NUL is stored as bytes, which HDF5 takes up to 64 kB of."""
-        return all(len(text.encode()) <= _MOST_OPAQUE for text in (record_id, header) if "\0" in text)
+        if not super().can_name(record_id, header):
+            return False
+        return all(len(encoded(text)) <= MOST_OPAQUE for text in (record_id, header) if "\0" in text)
 
     def _begin(self) -> None:
         self._partial.append(bytes(SUPERBLOCK_BYTES))

@@ -6,16 +6,18 @@ import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from protperf.formats import FormatError
-from protperf.formats.embedding_h5 import H5Writer
+from protperf.formats.embedding_h5 import MOST_OPAQUE, H5Writer
 from protperf.formats.embedding_npz import NpzFile, NpzWriter
 from protperf.formats.embedding_parquet import ParquetFile, ParquetWriter
-from protperf.formats.embedding_writers import EmbeddingWriter
+from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter
 from protperf.formats.embeddings import Embedding, EmbeddingFile
+from protperf.formats.foreign import as_format_error
 
 WRITERS: dict[str, type[EmbeddingWriter]] = {
     writer.format: writer for writer in (H5Writer, NpzWriter, ParquetWriter)
@@ -70,11 +72,15 @@ def merge_embeddings(paths: Sequence[Path], out: Path, *, anew: bool = False) ->
         for file in files:
             stack.callback(file.close)
         check_shards(files)
+        _check_attributes(files[0])
         info = replace(files[0].info, shard=0, num_shards=1)
         writer = stack.enter_context(WRITERS[name](out, info, {"merged": len(files)}, anew=anew))
-        numbered = heapq.merge(*(file.numbered() for file in files), key=itemgetter(0))
-        for number, embedding in _each_once(numbered, paths):
-            writer.add(number, embedding)
+        numbered = heapq.merge(*map(_rising, files), key=itemgetter(0))
+        for number, path, embedding in _each_once(numbered):
+            with as_format_error(f"{path}: record {number} cannot be merged"):
+                if not writer.can_name(embedding.id, embedding.header):
+                    raise ValueError(f"{name} cannot hold its id or header")
+                writer.add(number, embedding)
         writer.finish(_about(files[0]))
     return writer.num_records
 
@@ -97,7 +103,7 @@ def check_shards(files: Sequence[AnyFile]) -> None:
         expected, found = (_agreed(each) for each in (first, file))
         for name in [*expected, *found]:
             if expected.get(name) != found.get(name):
-                raise ValueError(
+                raise FormatError(
                     f"{file.path}: its {name} is {found.get(name)!r}, that of {first.path} is {expected.get(name)!r}; "
                     "merge only the shards of one run"
                 )
@@ -106,11 +112,12 @@ def check_shards(files: Sequence[AnyFile]) -> None:
                 f"{file.path}: shard {file.info.shard + 1} again, as {places[file.info.shard]}; give each once"
             )
         places[file.info.shard] = file.path
-    missing = [number + 1 for number in range(first.info.num_shards) if number not in places]
+    missing = first.info.num_shards - len(places)
     if missing:
-        listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        numbers = (number + 1 for number in range(first.info.num_shards) if number not in places)
+        listed = ", ".join(map(str, islice(numbers, 5))) + (", ..." if missing > 5 else "")
         raise ValueError(
-            f"{first.path}: {len(missing)} of {first.info.num_shards} shards are missing: {listed}; give all"
+            f"{first.path}: {missing:,} of {first.info.num_shards} shards are missing: {listed}; give all"
         )
 
 
@@ -125,17 +132,40 @@ def _about(file: AnyFile) -> dict[str, Any]:
     return {name: value for name, value in file.attributes.items() if name not in known}
 
 
-def _each_once(
-    numbered: Iterator[tuple[int, Embedding]], paths: Sequence[Path]
-) -> Iterator[tuple[int, Embedding]]:
+def _check_attributes(file: AnyFile) -> None:
+    """Raise unless each attribute is one that every format holds."""
+    for name, value in file.attributes.items():
+        texts = (name, value) if isinstance(value, str) else (name,)
+        fits = isinstance(value, str) or (isinstance(value, int) and -1 << 63 <= value < 1 << 63)
+        with as_format_error(f"{file.path}: its attribute {name[:60]!r} cannot be merged"):
+            if not fits or sum(len(text.encode()) for text in texts) > MOST_OPAQUE:
+                raise ValueError(
+                    f"it is neither an integer of 64 bits nor a text of {MOST_OPAQUE:,} bytes at most"
+                )
+
+
+def _rising(file: AnyFile) -> Iterator[tuple[int, Path, Embedding]]:
+    """Yield the proteins of a file with their numbers, which rise."""
     before = -1
-    for number, embedding in numbered:
-        if number == before:
+    for number, embedding in file.numbered():
+        if not before < number < 10**KEY_DIGITS:
             raise FormatError(
-                f"{paths[0]}: record {number} is in two of the shards; embed again with one --shard each"
+                f"{file.path}: a protein has the number {number} after {before}; "
+                f"numbers rise and have {KEY_DIGITS} digits at most; embed again"
             )
         before = number
-        yield number, embedding
+        yield number, file.path, embedding
+
+
+def _each_once(
+    numbered: Iterator[tuple[int, Path, Embedding]],
+) -> Iterator[tuple[int, Path, Embedding]]:
+    before, owner = -1, Path()
+    for number, path, embedding in numbered:
+        if number == before:
+            raise FormatError(f"{path}: record {number} is in {owner} too; embed again with one --shard each")
+        before, owner = number, path
+        yield number, path, embedding
 
 
 def _reader_of(path: Path) -> tuple[str, type[AnyFile]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from protperf.formats import FormatError
 from protperf.formats.embedding_writers import KEY_DIGITS, EmbeddingWriter, Entry, Value
-from protperf.formats.embeddings import Embedding, info_from
+from protperf.formats.embeddings import Embedding, checked_length, info_from
 from protperf.formats.foreign import as_format_error
 from protperf.formats.npz_reading import LONGEST_TEXT, open_archive, read_numbers, read_texts, shape_of
 from protperf.formats.zip_bytes import DEFLATED, Member, append_directory, local_header
@@ -32,7 +32,9 @@ class NpzWriter(EmbeddingWriter):
 
     def can_name(self, record_id: str, header: str) -> bool:
         """Return whether a file can hold these texts: NumPy drops a NUL at the end of one, and gives all the room of the longest."""
-        return not any(text.endswith("\0") or len(text) > LONGEST_TEXT for text in (record_id, header))
+        if any(text.endswith("\0") or len(text) > LONGEST_TEXT for text in (record_id, header)):
+            return False
+        return super().can_name(record_id, header)
 
     def read(self, address: int, num_residues: int) -> np.ndarray:
         """Return the array of a protein that was added; see `EmbeddingWriter.read`."""
@@ -159,8 +161,8 @@ class NpzFile:
 
     def __getitem__(self, index: int) -> Embedding:
         key = self._keys[index]
-        length = int(self._lengths[index])
         with as_format_error(f"{self.path}: entry {key!r} is damaged"):
+            length = checked_length(int(self._lengths[index]))
             array = read_numbers(self._file, _name(key), shape=self.info.shape(length), kinds="f")
         return Embedding(self._ids[index], self._headers[index], length, array)
 

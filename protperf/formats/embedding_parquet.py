@@ -14,7 +14,7 @@ import numpy as np
 
 from protperf.formats.commit import sync_file
 from protperf.formats.embedding_writers import EmbeddingWriter, Entry, Value
-from protperf.formats.embeddings import VECTORS, Embedding, EmbeddingInfo, info_from
+from protperf.formats.embeddings import VECTORS, Embedding, EmbeddingInfo, checked_length, info_from
 from protperf.formats.foreign import as_format_error, foreign_bytes
 from protperf.formats.partial_output import named
 
@@ -191,7 +191,7 @@ class ParquetFile:
                         raise ValueError(f"what row {row} says of its protein is of other types")
                     with foreign_bytes():
                         numbers = _numbers_of(table["embedding"][row], self.info.dtype)
-                    array = numbers.reshape(self.info.shape(length))
+                    array = numbers.reshape(self.info.shape(checked_length(length)))
                 yield number, Embedding(record_id, header, length, array)
 
     def close(self) -> None:

@@ -106,6 +106,10 @@ class EmbeddingWriter(ABC):
 
     def can_name(self, record_id: str, header: str) -> bool:
         """Return whether a file of this format can hold these texts; `add` takes no others."""
+        try:
+            encoded(record_id + header)
+        except UnicodeEncodeError:
+            return False
         return True
 
     def add(self, index: int, embedding: Embedding) -> int:
@@ -121,7 +125,7 @@ class EmbeddingWriter(ABC):
         array = as_stored(embedding, self.info.dtype)
         address, checksum = self._append(index, array)
         same = embedding.header == embedding.id
-        texts = [_encoded(text) for text in (embedding.id, "" if same else embedding.header, embedding.key)]
+        texts = [encoded(text) for text in (embedding.id, "" if same else embedding.header, embedding.key)]
         sizes = len(texts[0]), _SAME if same else len(texts[1]), len(texts[2])
         self._partial.log(
             _ENTRY.pack(index, address, embedding.num_residues, checksum, *sizes) + b"".join(texts)
@@ -226,5 +230,6 @@ def as_stored(embedding: Embedding, dtype: str) -> np.ndarray:
     return stored
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
+    """Return a text as files hold it; a foreign file may give letters that none can hold."""
     return text.encode("utf-8", "surrogateescape")

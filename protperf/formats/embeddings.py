@@ -32,6 +32,8 @@ KINDS = (*VECTORS, "per_tok", "logits", "contacts")
 """What a file may hold; the last three have a row a residue: `(L, D)`, `(L, V)`, `(L, L)`."""
 DTYPES = ("float32", "float16")
 KEYS = ("number", "sequence")
+_MOST = 1 << 31
+_MOST_RESIDUES = (1 << 32) - 1
 RECORD_OVERHEAD = 300
 """Bytes that a protein takes in a file besides its numbers, about: its names and a header of UniProt's length."""
 
@@ -78,6 +80,9 @@ class EmbeddingInfo:
             found = getattr(self, name)
             if found not in allowed:
                 raise ValueError(f"embeddings of {name} {found!r}; allowed: {', '.join(allowed)}")
+        for name in ("model_dim", "layer", "num_shards"):
+            if not -1 <= getattr(self, name) < _MOST:
+                raise ValueError(f"embeddings of {name} {getattr(self, name)}; allowed: up to {_MOST:,}")
         if not 0 <= self.shard < self.num_shards:
             raise ValueError(f"embeddings of shard {self.shard} of {self.num_shards}; the first shard is 0")
 
@@ -131,6 +136,7 @@ _ABOUT_FILE = (
 """Attributes that are of the types that docs/formats.md says; there may be others of any type."""
 _ABOUT_PROTEIN = ("original_id", "header", "num_residues")
 _NUMBER = re.compile(r"[0-9]{1,20}")
+_SEQUENCE_KEY = re.compile(r"([0-9a-f]{64})(?:_[0-9]{1,20})?")
 
 
 class EmbeddingFile:
@@ -181,22 +187,19 @@ class EmbeddingFile:
         key = self._keys[index]
         dataset = self._file.dataset(key)
         found = self._file.attributes(dataset, _ABOUT_PROTEIN)
+        named = _SEQUENCE_KEY.fullmatch(key) if self.info.keys == "sequence" else None
         with self._file.reading(f"entry {key!r} is damaged"):
+            if self.info.keys == "sequence" and not named:
+                raise ValueError("its key is not that of a sequence")
             record_id = _text_of(found, "original_id")
             header = _text_of(found, "header") if "header" in found else record_id
-            num_residues = self._length_of(index, found, dataset)
+            num_residues = checked_length(self._length_of(index, found, dataset))
         if dataset.shape != self.info.shape(num_residues):
             raise FormatError(
                 f"{self.path}: entry {key!r} has the shape {dataset.shape}; it must be {self.info.shape(num_residues)}"
             )
         array = self._file.read_whole(dataset)
-        return Embedding(
-            record_id,
-            header,
-            num_residues,
-            array,
-            key.partition("_")[0] if self.info.keys == "sequence" else "",
-        )
+        return Embedding(record_id, header, num_residues, array, named[1] if named else "")
 
     def __iter__(self) -> Iterator[Embedding]:
         return (self[index] for index in range(len(self)))
@@ -245,6 +248,13 @@ def read_embeddings(path: Path | str) -> tuple[list[str], list[np.ndarray]]:
     with EmbeddingFile(path) as file:
         embeddings = list(file)
     return [each.id for each in embeddings], [each.array for each in embeddings]
+
+
+def checked_length(found: int) -> int:
+    """Return the L that a file says, if a protein can have it; else raise a `ValueError`."""
+    if not 0 <= found <= _MOST_RESIDUES:
+        raise ValueError(f"its num_residues is {found}; allowed: 0 to {_MOST_RESIDUES:,}")
+    return found
 
 
 def _text_of(found: Mapping[str, Any], name: str) -> str:

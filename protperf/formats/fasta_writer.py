@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from protperf.formats import escaped
 from protperf.formats.commit import committed_text
-from protperf.formats.records import escaped
 
 STDOUT = "-"
 LINE_RESIDUES = 60

@@ -11,7 +11,7 @@ from typing import Any
 from protperf.formats import FormatError
 from protperf.formats.headers import WHITE_SPACE
 from protperf.formats.records import RawRecord
-from protperf.formats.streams import SequenceStream
+from protperf.formats.streams import PIECE_SIZE, SequenceStream
 
 KINDS = {
     "swiss": "UniProt .dat",
@@ -26,6 +26,12 @@ LARGEST_ENTRY = 32 << 20
 """Bytes of text; the largest of UniProt have a few million."""
 LARGEST_GENOME = 512 << 20
 """Bytes of an entry of nucleotides, which may be a chromosome."""
+MOST_LINES = 1 << 18
+"""Of an entry of proteins."""
+MOST_TAGS = 1 << 20
+"""And attributes of tags, of an entry in XML."""
+MOST_KEPT_LINES = 1 << 22
+"""Of an entry of nucleotides, before these; a human chromosome has about a million."""
 
 _EVIDENCE = ("protein", "transcript", "inferred from homology", "predicted", "uncertain")
 _DIGITS = ("1", "2", "3", "4", "5")
@@ -39,10 +45,14 @@ def entries(stream: SequenceStream) -> Iterator[RawRecord]:
     """
     is_xml = stream.kind == "uniprot-xml"
     encoding = "utf-8" if is_xml else "latin-1"
-    most = LARGEST_GENOME if stream.kind == "genbank-cds" else LARGEST_ENTRY
-    stream.begin_entry(1, most=most)
+    most: dict[str, Any] = {"most": LARGEST_ENTRY, "marks": (b"\n", b"\r"), "most_marks": MOST_LINES}
+    if is_xml:
+        most |= {"marks": (b"<", b"="), "most_marks": MOST_TAGS}
+    elif stream.kind == "genbank-cds":
+        most = {"most": LARGEST_GENOME}
+    stream.begin_entry(1, **most)
     for number, entry in enumerate(_parsed(stream), 1):
-        stream.begin_entry(number + 1, most=most)
+        stream.begin_entry(number + 1, **most)
         if entry.annotations.get("molecule_type") not in ("protein", None):
             raise FormatError(
                 f"{stream.place}: entry {number} is nucleotide in a file that begins with proteins; split the file"
@@ -53,11 +63,36 @@ def entries(stream: SequenceStream) -> Iterator[RawRecord]:
         raise FormatError(f"{stream.place}: truncated: the last entry has no // line; get the file again")
 
 
+class _GenBankLines(io.TextIOWrapper):
+    """The lines of a stream; those before the nucleotides of an entry, which Biopython keeps, are counted."""
+
+    def __init__(self, stream: SequenceStream) -> None:
+        super().__init__(io.BufferedReader(stream, PIECE_SIZE), encoding="latin-1", newline=None)
+        self._stream = stream
+        self._kept, self._keeping = 0, True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # as io's own has it
+        """Return the next line."""
+        line = super().readline(size)
+        if line[:2] == "//":
+            self._kept, self._keeping = 0, True
+        elif line[:12].rstrip() == "ORIGIN":
+            self._keeping = False
+        self._kept += self._keeping
+        if self._kept > MOST_KEPT_LINES:
+            raise self._stream.too_large(f"{MOST_KEPT_LINES:,} lines before its nucleotides")
+        return line
+
+
 def _parsed(stream: SequenceStream) -> Iterator[Any]:
     """Yield `SeqRecord`s; every failure inside Biopython becomes one line, its warnings stay inside."""
     from Bio import SeqIO
 
-    handle: Any = io.BufferedReader(stream) if stream.kind == "uniprot-xml" else stream.text()
+    handle: Any
+    if stream.kind == "uniprot-xml":
+        handle = io.BufferedReader(stream)
+    else:
+        handle = _GenBankLines(stream) if stream.kind == "genbank-cds" else stream.text()
     parser: Any = None
     number = 0
     while True:

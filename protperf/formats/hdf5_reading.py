@@ -287,7 +287,10 @@ class Hdf5File:
                 if mask >> number & 1:  # it was left out for this chunk
                     continue
                 if name == _DEFLATE:
-                    data = zlib.decompressobj().decompress(data, size + 1)
+                    unpacker = zlib.decompressobj()
+                    data = unpacker.decompress(data, size + 1)
+                    if len(data) <= size and not unpacker.eof:
+                        raise ValueError(f"the chunk at {start} is cut short")
                 else:
                     data = np.frombuffer(data, np.uint8).reshape(item_bytes, -1).T.tobytes()
             if len(data) != size:

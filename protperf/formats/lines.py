@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 
 from protperf.formats import FormatError
@@ -33,35 +34,34 @@ def raw_records(
         FormatError: there is text but no header.
     """
     header, start = "", 0
-    body: list[str] = []
-    numbers: list[int] = []
+    body, numbers = bytearray(), array("q")  # a line may be one letter: lists of them take 70 times its room
     for number, line in enumerate(lines, first_line):
         if line[0] in _SPECIAL_STARTS:
             line = line.removeprefix(_BYTE_ORDER_MARK)
             if line.startswith(">"):
                 yield from _finished(path, header, start, body, numbers)
-                header, start, body, numbers = line, number, [], []
+                header, start, body, numbers = line, number, bytearray(), array("q")
                 continue
             if line.startswith((";", "#")):
                 repair("comment_line", f"{path}:{number}")
                 continue
         # of text before the first header only the first line is kept, so that memory stays flat
         if header or (not body and line.strip(WHITE_SPACE)):
-            body.append(line)
+            body += line.encode("latin-1")
             numbers.append(number)
     if body and not header:
         raise FormatError(
-            f"{path}:{numbers[0]}: no '>' header; not FASTA (found {quoted(body[0].strip())}); "
+            f"{path}:{numbers[0]}: no '>' header; not FASTA (found {quoted(body.decode('latin-1').strip())}); "
             "allowed: '>' and a name before each sequence"
         )
     yield from _finished(path, header, start, body, numbers)
 
 
 def _finished(
-    path: str, header: str, line: int, body: list[str], numbers: list[int]
+    path: str, header: str, line: int, body: bytearray, numbers: array[int]
 ) -> Iterator[RawRecord | Skipped]:
-    text = "".join(body).encode("latin-1")
+    text = bytes(body)
     if header:
         yield RawRecord(path, line, header[1:].encode("latin-1"), text, numbers)
-    elif body:
+    elif text:
         yield Skipped(path, numbers[0], "", None, "text_before_header", shortened(decoded(text)[0].strip()))

@@ -5,7 +5,10 @@ Axis letters: `N` texts, `W` letters that each has room for.
 
 from __future__ import annotations
 
+import copy
 import math
+import sys
+import warnings
 import zipfile
 from typing import IO, Any, Literal
 
@@ -42,8 +45,7 @@ def read_numbers(archive: zipfile.ZipFile, name: str, *, shape: tuple[int, ...],
         found, dtype, order = _header_of(archive, name, member)
         if found != shape or dtype.kind not in kinds:
             raise ValueError(f"{name} is an array {found} of {dtype}")
-        with foreign_bytes():
-            data = bytearray(member.read())
+        data = _read_rest(name, member, math.prod(shape) * dtype.itemsize)
     array = np.ascontiguousarray(np.frombuffer(data, dtype).reshape(shape, order=order))
     if dtype.kind == "i" and array.size and array.min() < 0:
         raise ValueError(f"{name} has the number {array.min()}")
@@ -75,19 +77,28 @@ def read_texts(archive: zipfile.ZipFile, name: str, *, count: int) -> list[str]:
         if found not in ((count,), ()) or dtype.kind != "U" or dtype.itemsize > 4 * LONGEST_TEXT:
             raise ValueError(f"{name} is an array {found} of {dtype}")
         if not dtype.itemsize:
+            _read_rest(name, member, 0)
             return [""] * count
         texts: list[str] = []
         letters = 0
         together = max(1, _TOGETHER_BYTES // dtype.itemsize)
         while len(texts) < count:
             with foreign_bytes():
-                some = np.frombuffer(member.read(together * dtype.itemsize), dtype).tolist()
+                number = min(together, count - len(texts))
+                data = member.read(number * dtype.itemsize)
+                codes = np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder))
+                if (
+                    codes.size and codes.max() > sys.maxunicode
+                ):  # of which NumPy would make a text that Python cannot write
+                    raise ValueError(f"{name} holds the letter {codes.max()}")
+                some = np.frombuffer(data, dtype).tolist()
             if not some:
                 raise ValueError(f"{name} holds {len(texts)} of {count} texts")
             letters += sum(map(len, some))
             if letters > most:
                 raise ValueError(f"{name} unpacks to more than {most:,} letters")
             texts += some
+        _read_rest(name, member, 0)
     return texts
 
 
@@ -98,9 +109,22 @@ def _info_of(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
 
 
 def _opened(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    info = _info_of(archive, name)
+    """Open a member; one byte more than it claims can be read of it, if it is there."""
+    info = copy.copy(_info_of(archive, name))
+    info.file_size += 1
     with foreign_bytes():
         return archive.open(info)
+
+
+def _read_rest(name: str, member: IO[bytes], size: int) -> bytearray:
+    """Return so many bytes, which are all that is left of a member; read at once, it might unpack to a gigabyte first."""
+    data = bytearray()
+    with foreign_bytes():
+        while more := member.read(min(_TOGETHER_BYTES, size + 1 - len(data))):
+            data += more
+    if len(data) != size:
+        raise ValueError(f"{name} unpacks to {'more' if len(data) > size else 'fewer'} bytes than it claims")
+    return data
 
 
 def _header_of(
@@ -111,8 +135,12 @@ def _header_of(
         version = np.lib.format.read_magic(member)
     if version != (1, 0):
         raise ValueError(f"{name} is of another version of NumPy's format")
-    with foreign_bytes():
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+    try:
+        with foreign_bytes(), warnings.catch_warnings():
+            warnings.simplefilter("error")  # of a header of Python 2
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+    except MemoryError:  # so Python says of an expression that is nested too deep
+        raise ValueError(f"{name} has a header that cannot be read") from None
     size, begun = archive.getinfo(name).file_size, member.tell()
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - begun:
         raise ValueError(f"{name} is an array {shape} of {dtype} in {size:,} bytes")

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from protperf.formats import escaped
 from protperf.formats.cutting import LONGEST_RECORD
 from protperf.formats.headers import WHITE_SPACE, first_word, parse_header
 from protperf.vocab import INVALID, VOCABULARY
@@ -248,7 +249,7 @@ def _judge_odd(text: str, policy: Policy) -> Verdict:
     """Judge a text character by character (UTF-8 is decoded: one odd character is one X)."""
     droppable = WHITE_SPACE + ("-." if policy.gaps == "drop" else "")
     final = len(text.rstrip(droppable)) - 1
-    pieces: list[str] = []
+    letters = bytearray()
     repaired: Counter[str] = Counter()
     start = 0
     for match in _ODD.finditer(text):
@@ -260,14 +261,14 @@ def _judge_odd(text: str, policy: Policy) -> Verdict:
         reading = policy.readings.get(kind)
         if reading is None:
             return Verdict(reason=kind, found=found, offset=match.start())
-        pieces += (text[start : match.start()], reading)
+        letters += (text[start : match.start()] + reading).encode("ascii")  # what is none has been judged
         start = match.end()
         if kind != "white_space":
             repaired[kind] += 1
-    letters = "".join([*pieces, text[start:]])
+    letters += text[start:].encode("ascii")
     if not letters:
         return Verdict(reason="empty", found=shortened(text.strip(WHITE_SPACE)))
-    tokens = bytearray(letters, "ascii").translate(_TABLE_WITH_MASK)
+    tokens = letters.translate(_TABLE_WITH_MASK)
     return Verdict(np.frombuffer(tokens, np.uint8), repaired)
 
 
@@ -287,11 +288,6 @@ def place_text(path: str, number: int, unit: str) -> str:
 def num_residues(body: bytes) -> int:
     """Return the number of bytes that are not white space."""
     return len(body.translate(None, WHITE_SPACE.encode()))
-
-
-def escaped(text: str) -> str:
-    """Return text for one line of a report: control and unprintable characters as escapes."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def quoted(text: str, limit: int = 60) -> str:

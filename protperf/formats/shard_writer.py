@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from protperf.formats.commit import commit_file, temporary_path
+from protperf.formats.commit import commit_file, temporary_path, write_all
 from protperf.formats.manifest import ShardEntry
 from protperf.formats.sizes import hash_file
 from protperf.vocab import VOCABULARY
@@ -107,11 +107,10 @@ class ShardWriter:
             OSError: the disk is full, or the file cannot be written; the message names it.
         """
         assert self._file is not None
-        rest = memoryview(tokens).cast("B")
-        self.num_tokens += len(rest)
+        data = memoryview(tokens).cast("B")
+        self.num_tokens += len(data)
         with _naming(self.path):
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            write_all(self._file.fileno(), data)
 
     def finish(self, *, tail: str) -> ShardEntry | None:
         """Complete the last window, write the header and let the file appear.

@@ -23,6 +23,9 @@ from protperf.formats.shard_writer import FORMAT, FORMAT_VERSION
 from protperf.formats.sizes import hash_file
 from protperf.vocab import VOCABULARY, check_fingerprint
 
+_AS_THEY_ARE = ("|u1", (), ())
+"""How tokens are stored: a window is read as the bytes that lie at its place."""
+
 
 class ShardSet:
     """The windows of one split, in the order of its shards.
@@ -168,11 +171,16 @@ def _check_attributes(path: Path, shard: ShardEntry, window: int) -> None:
         about, tokens = file.attributes(), file.dataset("tokens")
         found = (about.get("format"), about.get("split"), tokens.shape)
         version, offset = about.get("format_version", 0), tokens.address
+        stored = (tokens.dtype, tokens.chunks, tokens.filters)
         check_fingerprint(str(about.get("fingerprint")), str(path))
     expected = (FORMAT, shard.split, (shard.windows, window))
     if found != expected or offset != shard.offset:
         raise FormatError(
             f"{path}: holds {found} at offset {offset}; the manifest says {expected} at {shard.offset}"
+        )
+    if stored != _AS_THEY_ARE:
+        raise FormatError(
+            f"{path}: its tokens are stored as (type, chunks, filters) {stored}; it must be {_AS_THEY_ARE}: prepare it again"
         )
     if type(version) is not int or version > FORMAT_VERSION:
         raise FormatError(

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from protperf.formats import escaped
 from protperf.formats.commit import commit_file
-from protperf.formats.records import Record, Skipped, escaped
+from protperf.formats.records import Record, Skipped
 
 SOME_LEFT_OUT = 3
 """Exit status of a command that did its work and left records out."""

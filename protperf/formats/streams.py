@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from protperf.formats import FormatError
 
@@ -57,6 +57,7 @@ REFUSED = {
     b"\xff\xfe": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
     b"\xfe\xff": ("UTF-16 text", "save it as UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
+_DOCTYPE = b"<!DOCTYPE"
 XZ_MEMORY = 128 << 20
 """Bytes that a file may ask for to be unpacked; `xz -9` takes 65 MiB, and a header may claim 4 GiB."""
 READABLE = "FASTA (plain, gzip, bzip2 or xz), UniProt .dat or XML, GenBank"
@@ -65,6 +66,17 @@ READABLE = "FASTA (plain, gzip, bzip2 or xz), UniProt .dat or XML, GenBank"
 def place_of(path: str | Path) -> str:
     """Return how messages name an input: its path, or `<stdin>` for `-`."""
     return "<stdin>" if str(path) == STDIN else str(path)
+
+
+def standard_input() -> IO[bytes]:
+    """Return what `-` names.
+
+    Raises:
+        ValueError: the program was started without it (`<&-`).
+    """
+    if sys.stdin is None:
+        raise ValueError(f"{place_of(STDIN)}: is closed; give a file, or something to read on stdin")
+    return sys.stdin.buffer
 
 
 def check_inputs(paths: Sequence[str | Path]) -> None:
@@ -122,8 +134,10 @@ class SequenceStream(io.RawIOBase):
         self.kind = _kind_of(head, place)
         self.tail = b""
         self._entry, self._entry_bytes = 0, 0
-        self._most: int | None = None
-        self._pieces = chain([head], rest)
+        self._most, self._marks, self._most_marks = sys.maxsize, 0, sys.maxsize
+        self._marking: tuple[bytes, ...] = ()
+        pieces = chain([head], rest)
+        self._pieces = _without_doctype(pieces, place) if self.kind == "uniprot-xml" else pieces
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:
@@ -139,19 +153,40 @@ class SequenceStream(io.RawIOBase):
             self._rest = memoryview(piece)
             self.tail = (self.tail + piece[-64:])[-64:]
         size = min(len(buffer), len(self._rest))
-        self._entry_bytes += size
-        if self._most is not None and self._entry_bytes > self._most:
-            raise FormatError(
-                f"{self.place}: entry {self._entry} has more than {self._most >> 20} MiB of text, which no protein has; "
-                "get the file again, or take this entry out"
-            )
+        self._count(bytes(self._rest[:size]))
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
 
-    def begin_entry(self, number: int, *, most: int) -> None:
-        """Say which entry is read from here on; of more text than `most` bytes it is a `FormatError`."""
+    def begin_entry(
+        self, number: int, *, most: int, marks: tuple[bytes, ...] = (), most_marks: int = sys.maxsize
+    ) -> None:
+        """Say which entry is read from here on; one that is too large is a `FormatError`.
+
+        Args:
+            number: of the entry, from 1.
+            most: bytes of text.
+            marks: what ends a line, or begins a tag: a parser keeps a hundred bytes for each.
+            most_marks: so many of them together.
+        """
         self._entry, self._entry_bytes, self._most = number, 0, most
+        self._marks, self._marking, self._most_marks = 0, marks, most_marks
+
+    def too_large(self, found: str) -> FormatError:
+        """Return the error for an entry that has too much of something."""
+        return FormatError(
+            f"{self.place}: entry {self._entry} has more than {found}, which no protein has; "
+            "get the file again, or take this entry out"
+        )
+
+    def _count(self, data: bytes) -> None:
+        """Count what belongs to the entry; raise where that is too much."""
+        self._entry_bytes += len(data)
+        self._marks += sum(map(data.count, self._marking))
+        if self._entry_bytes > self._most:
+            raise self.too_large(f"{self._most >> 20} MiB of text")
+        if self._marks > self._most_marks:
+            raise self.too_large(f"{self._most_marks:,} lines, tags or attributes")
 
     def pieces(self) -> Iterator[bytes]:
         """Iterate over the bytes as they come, without a copy."""
@@ -181,7 +216,7 @@ def open_stream(
     place = place_of(path)
     with contextlib.ExitStack() as stack:
         if str(path) == STDIN:
-            file: Any = sys.stdin.buffer
+            file: Any = standard_input()
         else:
             try:
                 file = stack.enter_context(open(path, "rb", buffering=0))
@@ -314,6 +349,16 @@ def _decompressed(pieces: Iterator[bytes], compression: str, place: str) -> Iter
         raise FormatError(
             f"{place}: the {compression} data are truncated: they end too early; get the file again"
         )
+
+
+def _without_doctype(pieces: Iterator[bytes], place: str) -> Iterator[bytes]:
+    """Yield pieces of XML; refuse the declaration that entities and default values would need, of which a few bytes become many."""
+    last, most = b"", len(_DOCTYPE) - 1
+    for piece in pieces:
+        if _DOCTYPE in piece or _DOCTYPE in last + piece[:most]:  # it may be cut in two
+            raise FormatError(f"{place}: XML with a DOCTYPE, which UniProt's has not; get the file again")
+        last = (last + piece[-most:])[-most:]
+        yield piece
 
 
 def _kind_of(head: bytes, place: str) -> str:

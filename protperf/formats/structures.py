@@ -13,23 +13,43 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from protperf.formats import FormatError
+from protperf.formats.foreign import foreign_bytes
 from protperf.formats.unpacking import unpacked
 
 SUFFIXES = (".pdb", ".ent", ".cif", ".mmcif")
 LEAST_RESIDUES = 2
 
-_MMCIF = re.compile(r"(?:\s|#.*\n)*data_")
+LARGEST_TEXT = 128 << 20
+"""Bytes that a packed structure may unpack to."""
+_MOST_WORDS = 1 << 24
+"""Words and lines of a file: 21 words are an atom of mmCIF, and 400,000 atoms a very large complex."""
+_MOST_ATOMS = 1 << 20
+"""C-alpha and C-beta atoms and residues that are listed; a capsid of HIV has 627,000."""
+_COUNTED_TOGETHER = 1 << 20
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+
 _MISSING = re.compile(r"REMARK 465 +(?:1 +)?([A-Z0-9]{1,3}) (\w) +(-?\d+)([A-Za-z]?)")
 _ATOMS = ("CA", "CB")
 _UNKNOWN = {".", "?"}
+_SITE, _LISTED = "_atom_site.", "_entity_poly_seq."
+_COLUMNS = {
+    *(f"{_SITE}Cartn_{axis}" for axis in "xyz"),
+    *(f"{_SITE}label_{key}" for key in ("atom_id", "asym_id", "entity_id", "seq_id", "comp_id")),
+    *(
+        f"{_SITE}{key}"
+        for key in ("auth_asym_id", "auth_seq_id", "type_symbol", "occupancy", "pdbx_PDB_model_num")
+    ),
+    *(f"{_LISTED}{key}" for key in ("entity_id", "num", "mon_id")),
+}
+"""All that is kept of an mmCIF file."""
 
 
 class Residue(NamedTuple):
@@ -101,9 +121,9 @@ def read_structure(path: Path) -> ChainStructure:
         FormatError: it is damaged, no structure, or holds no such chain.
     """
     file, wanted = (path, "") if path.exists() else _split(path)
-    text = _read_text(file)
+    data = _read_data(file)
     try:
-        atoms, listed = _read_mmcif(text) if _MMCIF.match(text) else _read_pdb(text)
+        atoms, listed = _read_mmcif(data) if _is_mmcif(data) else _read_pdb(data)
     except (KeyError, IndexError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise FormatError(
@@ -128,12 +148,37 @@ class _Atom(NamedTuple):
     position: tuple[float, float, float]
 
 
-def _read_mmcif(text: str) -> tuple[list[_Atom], dict[str, list[Residue]]]:
-    """Return the atoms of the first model, and the residues that each chain is said to have."""
+def _is_mmcif(data: bytes) -> bool:
+    """Return whether the first line that is neither blank nor a comment begins an mmCIF file."""
+    starts = (line.lstrip() for line in _lines_of(data))
+    return next((start for start in starts if start and start[0] != "#"), "").startswith("data_")
+
+
+def _columns_of(data: bytes) -> dict[str, list[str]]:
+    """Return those columns of an mmCIF file that are read here; the rest takes no memory."""
     from Bio.PDB.MMCIF2Dict import MMCIF2Dict
 
-    table: dict[str, list[str]] = MMCIF2Dict(io.StringIO(text))
-    sites = {key.removeprefix("_atom_site."): table[key] for key in table if key.startswith("_atom_site.")}
+    class Nowhere(list[str]):
+        def append(self, value: str) -> None:
+            pass
+
+    class Columns(MMCIF2Dict):
+        def __setitem__(self, key: str, value: Any) -> None:
+            if key in _COLUMNS:
+                super().__setitem__(key, value)
+
+        def __missing__(self, key: str) -> Any:
+            return nowhere
+
+    nowhere = Nowhere()
+    with foreign_bytes():
+        return dict(Columns(_lines_of(data)))
+
+
+def _read_mmcif(data: bytes) -> tuple[list[_Atom], dict[str, list[Residue]]]:
+    """Return the atoms of the first model, and the residues that each chain is said to have."""
+    table = _columns_of(data)
+    sites = {key.removeprefix(_SITE): table[key] for key in table if key.startswith(_SITE)}
     count = len(sites["label_atom_id"])
     models = sites.get("pdbx_PDB_model_num", ["1"] * count)
     chains = sites.get("auth_asym_id", sites["label_asym_id"])
@@ -150,23 +195,26 @@ def _read_mmcif(text: str) -> tuple[list[_Atom], dict[str, list[Residue]]]:
             and models[i] == models[0]
             and numbers[i] not in _UNKNOWN
         ):
-            position = (float(sites["Cartn_x"][i]), float(sites["Cartn_y"][i]), float(sites["Cartn_z"][i]))
+            position = _position(*(sites[f"Cartn_{axis}"][i] for axis in "xyz"))
             residue = Residue((int(numbers[i]), ""), sites["label_comp_id"][i])
             atoms.append(_Atom(chains[i], residue, names[i], float(sites["occupancy"][i]), position))
             entity_of[chains[i]] = entities[i]
+            _check_number(len(atoms))
     listed: dict[str, list[Residue]] = {}
-    columns = [table.get(f"_entity_poly_seq.{key}", []) for key in ("entity_id", "num", "mon_id")]
+    columns = [table.get(f"{_LISTED}{key}", []) for key in ("entity_id", "num", "mon_id")]
+    _check_number(len(columns[0]))
     for entity, number, name in zip(*columns, strict=True):
         listed.setdefault(entity, []).append(Residue((int(number), ""), name))
     return atoms, {chain: listed.get(entity, []) for chain, entity in entity_of.items()}
 
 
-def _read_pdb(text: str) -> tuple[list[_Atom], dict[str, list[Residue]]]:
+def _read_pdb(data: bytes) -> tuple[list[_Atom], dict[str, list[Residue]]]:
     """Return the atoms of the first model, and the residues of each chain that REMARK 465 says are missing."""
     atoms: list[_Atom] = []
     missing: dict[str, list[Residue]] = {}
     ended: set[str] = set()  # what follows TER is no part of the chain
-    for line in text.splitlines():
+    num_missing = 0
+    for line in _lines_of(data):
         record = line[:6].rstrip()
         if record == "ENDMDL":
             break
@@ -175,15 +223,33 @@ def _read_pdb(text: str) -> tuple[list[_Atom], dict[str, list[Residue]]]:
         if found := _MISSING.fullmatch(line.rstrip()):
             name, chain, number, code = found.groups()
             missing.setdefault(chain, []).append(Residue((int(number), code), name))
+            num_missing += 1
+            _check_number(num_missing)
         if record not in ("ATOM", "HETATM") or line[12:16] not in (" CA ", " CB "):
             continue
         chain = line[21].strip()
         if chain in ended or line[76:78].strip() not in ("", "C"):
             continue
         residue = Residue((int(line[22:26]), line[26].strip()), line[17:20].strip())
-        position = (float(line[30:38]), float(line[38:46]), float(line[46:54]))
+        position = _position(line[30:38], line[38:46], line[46:54])
         atoms.append(_Atom(chain, residue, line[12:16].strip(), float(line[54:60].strip() or 1), position))
+        _check_number(len(atoms))
     return atoms, missing
+
+
+def _position(*coordinates: str) -> tuple[float, float, float]:
+    """Return a place in Angstrom."""
+    x, y, z = map(float, coordinates)
+    if not all(abs(value) <= _LARGEST_FLOAT for value in (x, y, z)):  # nor is nan
+        raise ValueError(f"an atom at {', '.join(map(str.strip, coordinates))}")
+    return x, y, z
+
+
+def _check_number(found: int) -> None:
+    if found > _MOST_ATOMS:
+        raise ValueError(
+            f"more than {_MOST_ATOMS:,} atoms or residues of its chains; take out chains that are not needed"
+        )
 
 
 def _best_atoms(atoms: Sequence[_Atom]) -> dict[Residue, dict[str, _Atom]]:
@@ -229,12 +295,32 @@ def _assemble(name: str, seen: dict[Residue, dict[str, _Atom]], listed: Sequence
     )
 
 
-def _read_text(path: Path) -> str:
+def _read_data(path: Path) -> bytes:
+    """Return the text of a file, its lines and words counted before anything is made of them."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    return unpacked(data, str(path)).decode("latin-1")
+    data = unpacked(data, str(path), most=LARGEST_TEXT)
+    if _count_words(data) > _MOST_WORDS:
+        raise FormatError(
+            f"{path}: has more than {_MOST_WORDS:,} words and lines; take out what is not needed"
+        )
+    return data
+
+
+def _count_words(data: bytes) -> int:
+    """Return the number of words and of lines, blank ones too."""
+    found = data.count(b"\n") + data.count(b"\r")
+    for start in range(0, len(data), _COUNTED_TOGETHER):
+        white = np.frombuffer(data[start : start + _COUNTED_TOGETHER + 1], np.uint8) <= ord(" ")
+        found += np.count_nonzero(white[1:] & ~white[:-1])
+    return found
+
+
+def _lines_of(data: bytes) -> Iterator[str]:
+    """Return the lines one after the other; a text, or a list of all of them, takes many times the room."""
+    return io.TextIOWrapper(io.BytesIO(data), encoding="latin-1")
 
 
 def _split(path: Path) -> tuple[Path, str]:

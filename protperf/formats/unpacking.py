@@ -15,23 +15,24 @@ LARGEST_UNPACKED = 256 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 
 
-def unpacked(data: bytes, place: str) -> bytes:
+def unpacked(data: bytes, place: str, *, most: int = LARGEST_UNPACKED) -> bytes:
     """Return what gzip data hold, all members, or other data as they are.
 
     Args:
         data: a whole file.
         place: its name, for messages.
+        most: bytes that they may unpack to.
 
     Raises:
-        FormatError: damaged, or more than `LARGEST_UNPACKED` bytes unpacked.
+        FormatError: damaged, or more bytes unpacked.
     """
     if not data.startswith(GZIP_MAGIC):
         return data
     too_large = (
-        f"{place}: {len(data):,} bytes of gzip unpack to more than {LARGEST_UNPACKED >> 20} MiB; unpack it first (gzip -d) "
+        f"{place}: {len(data):,} bytes of gzip unpack to more than {most >> 20} MiB; unpack it first (gzip -d) "
         "if that is meant to be"
     )
     try:
-        return read_within(LARGEST_UNPACKED, gzip.GzipFile(fileobj=io.BytesIO(data)), refusal=too_large)
+        return read_within(most, gzip.GzipFile(fileobj=io.BytesIO(data)), refusal=too_large)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise FormatError(f"{place}: damaged gzip file ({error}); copy or download it again") from error

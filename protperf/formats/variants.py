@@ -11,8 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from protperf.formats.mutations import (
     undo,
 )
 from protperf.formats.records import quoted
-from protperf.formats.streams import STDIN, place_of
+from protperf.formats.streams import STDIN, place_of, standard_input
 from protperf.formats.unpacking import unpacked
 from protperf.vocab import VOCABULARY
 
@@ -38,9 +37,12 @@ SEPARATORS = (",", "\t", ";")
 MISSING = ("", "na", "nan", "n/a", "none", "null")
 """Cells without a number, in lower case."""
 
-_LONGEST_CELL = 1 << 30
+_LONGEST_CELL = 8 << 20
+"""Letters; 80 times the longest protein known."""
+_LONGEST_LINE = 32 << 20
 _MOST_CELLS = 1 << 24
-"""A row counts for four more: together they take a gigabyte of memory at most, besides the text."""
+"""A row counts for four more: together they take a gigabyte of memory, besides the text, which is held twice; its letters take
+four bytes each in a row that has one beyond U+FFFF."""
 _MOST_NAMED = 20
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -156,13 +158,14 @@ def read_variants(path: Path | str, *, column: str, lone: str = ",") -> VariantT
         ValueError: it cannot be read, or has no such column.
     """
     place = place_of(path)
-    text = _read_text(path, place)
-    _check_size(text, place)
-    for separator in SEPARATORS:
-        header = _header(text, separator)
+    data = _read_data(path, place)
+    _check_size(data, place)
+    csv.field_size_limit(_LONGEST_CELL)  # the default refuses a sequence of more than 131,072 residues
+    headers = {separator: _header(data, place, separator) for separator in SEPARATORS}
+    for separator, header in headers.items():
         if column in header:
-            return _parse(text, place, separator if len(header) > 1 else lone)
-    names = _listed(max((_header(text, each) for each in SEPARATORS), key=len))
+            return _parse(data, place, separator if len(header) > 1 else lone)
+    names = _listed(max(headers.values(), key=len))
     raise ValueError(f"{place}: no column {quoted(column)}; there are: {names}; --mutation-column names it")
 
 
@@ -171,9 +174,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(quoted(name) for name in names[:_MOST_NAMED]) + more
 
 
-def _read_text(path: Path | str, place: str) -> str:
+def _read_data(path: Path | str, place: str) -> bytes:
     try:
-        data = sys.stdin.buffer.read() if str(path) == STDIN else Path(path).read_bytes()
+        data = standard_input().read() if str(path) == STDIN else Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"{place}: cannot be read: {error.strerror}") from error
     data = unpacked(data, place)
@@ -181,38 +184,57 @@ def _read_text(path: Path | str, place: str) -> str:
         raise FormatError(f"{place}: is no text; allowed: CSV or TSV in UTF-8, plain or gzip")
     if not data.strip():
         raise FormatError(f"{place}: is empty; allowed: a header line and rows")
-    return data.decode("utf-8", "surrogateescape")
+    return data
 
 
-def _check_size(text: str, place: str) -> None:
+def _lines_of(data: bytes, place: str) -> Iterator[str]:
+    """Yield the lines with their ends, one after the other: of all of them at once, each letter may take four bytes."""
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "surrogateescape", newline="")
+    while line := text.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise FormatError(f"{place}: a line has more than {_LONGEST_LINE >> 20} MiB; is it a table?")
+        yield line
+
+
+def _check_size(data: bytes, place: str) -> None:
     """Refuse a table that would take very much more memory than its text."""
-    rows = text.count("\n") + text.count("\r") - text.count("\r\n")
-    cells = max(text.count(separator) for separator in SEPARATORS)
+    rows = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+    cells = max(data.count(separator.encode()) for separator in SEPARATORS)
     if 4 * rows + cells > _MOST_CELLS:
         raise FormatError(
             f"{place}: {rows:,} rows and {cells:,} separators are more than can be read at once; cut the table into several"
         )
 
 
-def _header(text: str, separator: str) -> list[str]:
+def _header(data: bytes, place: str, separator: str) -> list[str]:
     """Return the names in the first line, or none where it cannot be taken apart."""
-    lines = io.StringIO(text.removeprefix(_BYTE_ORDER_MARK), newline="")
     try:
-        return next(csv.reader(lines, delimiter=separator, strict=True), [])
+        return next(csv.reader(_unmarked(_lines_of(data, place)), delimiter=separator, strict=True), [])
     except csv.Error:
         return []
 
 
-def _parse(text: str, place: str, separator: str) -> VariantTable:
-    csv.field_size_limit(_LONGEST_CELL)  # the default refuses a sequence of more than 131,072 residues
-    lines = list(io.StringIO(text, newline=""))
-    mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
-    reader = csv.reader([lines[0].removeprefix(mark), *lines[1:]], delimiter=separator, strict=True)
+def _unmarked(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines, the first without a byte order mark."""
+    yield next(lines, "").removeprefix(_BYTE_ORDER_MARK)
+    yield from lines
+
+
+def _parse(data: bytes, place: str, separator: str) -> VariantTable:
+    lines: list[str] = []  # of the row that is read
+
+    def kept() -> Iterator[str]:
+        for line in _lines_of(data, place):
+            lines.append(line)
+            yield line
+
+    reader = csv.reader(_unmarked(kept()), delimiter=separator, strict=True)
     rows: list[Row] = []
     read = 0
     try:
         for cells in reader:
-            raw = "".join(lines[read : reader.line_num])
+            raw = "".join(lines)
+            lines.clear()
             content = raw.rstrip("\r\n")
             blank = bool(rows) and not content.strip(" ")
             rows.append(Row(read + 1, () if blank else tuple(cells), content, raw[len(content) :]))
