@@ -23,6 +23,7 @@ from protperf.attention import (
 )
 from protperf.attention.norms import QueryKeySums, sum_queries_keys
 from protperf.config import ModelConfig
+from protperf.formats import FormatError
 from protperf.layers import INIT_GATE, Block, Head, Look
 from protperf.positions import rotations, sinusoids
 from protperf.vocab import PADDING_DOCUMENT, VOCABULARY
@@ -219,7 +220,7 @@ class ProteinModel(nn.Module):
                 its features, for weights that were trained with other features or with exact attention.
 
         Raises:
-            ValueError: a key is missing, unknown or of another shape; the message names it.
+            FormatError: a key is missing, unknown or of another shape; the message names it.
         """
         own = self.state_dict()
         if projections == "draw":
@@ -228,10 +229,10 @@ class ProteinModel(nn.Module):
         for name in sorted(own.keys() | weights.keys()):
             if name not in own or name not in weights:
                 where = "the model" if name in weights else "the file"
-                raise ValueError(f"{place}: {name} is not in {where}; was it saved by another model?")
+                raise FormatError(f"{place}: {name} is not in {where}; was it saved by another model?")
             if own[name].shape != weights[name].shape:
                 remedy = "; projections='draw' draws new ones" if _is_projection(name) else ""
-                raise ValueError(
+                raise FormatError(
                     f"{place}: {name} is {tuple(weights[name].shape)}, this model has {tuple(own[name].shape)}{remedy}"
                 )
         self.load_state_dict(weights)

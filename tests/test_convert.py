@@ -213,6 +213,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         edit_weights(lambda weights: weights.update(other=torch.ones(1))),
         "other is not in the model",
     ),
+    "a weight of two lines": (
+        edit_weights(lambda weights: weights.update({"two\nlines": torch.ones(1)})),
+        r"two\\nlines is not in the model",
+    ),
     "not a number": (
         edit_weights(lambda weights: weights["model.norm.bias"].fill_(float("nan"))),
         "norm.bias holds what is no finite number",

@@ -68,6 +68,8 @@ NUMBERED: dict[str, tuple[Callable[[h5py.File], None], str]] = {
         lambda file: set_lengths(file, np.array([2, -5], np.int32)),
         "entry '0000000001' is damaged .its num_residues is -5",
     ),
+    "none": (lambda file: set_lengths(file, np.array([2, 0])), "its num_residues is 0; allowed: 1 to"),
+    "no width": (lambda file: file.attrs.modify("model_dim", 0), "embeddings of model_dim 0; allowed: 1 to"),
     "huge": (
         lambda file: set_lengths(file, np.array([2, 5_000_000_000], np.uint64)),
         "its num_residues is 5000000000",

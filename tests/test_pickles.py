@@ -244,6 +244,13 @@ def test_a_pickle_has_a_bound_of_instructions(tmp_path: Path, monkeypatch: pytes
             read(path)
 
 
+def test_a_text_of_an_old_protocol_is_refused_without_a_warning(tmp_path: Path):
+    path = archive(tmp_path / "m.ckpt", {"data.pkl": b"\x80\x02S'\\q'\n.", "version": b"3\n"})
+    for read, (what, _) in REFUSALS.items():
+        with pytest.raises(FormatError, match=rf": {what}"):
+            read(path)
+
+
 def test_the_checkpoint_of_a_run_lies_within_the_bounds(tmp_path: Path):
     """Adam's state of small layers, whose pickle is long beside the numbers: however many they are, it stays in the bound."""
     content = torch.load(make_checkpoint(tmp_path / "m.ckpt"), weights_only=True)

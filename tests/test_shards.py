@@ -316,6 +316,21 @@ def test_verify_sees_tokens_that_are_stored_otherwise(tmp_path: Path, stored: di
         ShardSet(tmp_path, "train").verify()
 
 
+@pytest.mark.parametrize("name", ["format", "split"])
+def test_a_shard_that_calls_itself_by_an_array_is_refused(tmp_path: Path, name: str):
+    make_dataset(tmp_path, [3])
+    path = tmp_path / "train-00000-of-00001.h5"
+    with h5py.File(path, "r+") as file:
+        del file.attrs[name]
+        file.attrs[name] = np.arange(3)
+    entry = read_manifest(tmp_path).shards[0]
+    data = path.read_bytes()
+    entry = replace(entry, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    edit_manifest(tmp_path, shards=[asdict(entry)], digest=manifest.dataset_digest([entry]))
+    with pytest.raises(FormatError, match=r"train-00000-of-00001\.h5: holds .*None.*; the manifest says"):
+        ShardSet(tmp_path, "train").verify()
+
+
 def test_split_without_proteins_is_said_with_those_there_are(tmp_path: Path):
     make_dataset(tmp_path, [3])
     with pytest.raises(ValueError, match="'valid' holds no protein; there are: train"):

@@ -11,6 +11,7 @@ import os
 import pickletools
 import re
 import struct
+import warnings
 import zipfile
 from collections.abc import Iterator
 from itertools import islice
@@ -58,6 +59,10 @@ _REFUSED = {
     "PERSID",
     "BYTEARRAY8",
 }
+
+
+Operations = Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]
+"""What `pickletools` tells of a pickle: each instruction, its argument, its place."""
 
 
 class Refusal(NamedTuple):
@@ -189,7 +194,13 @@ def _check_members(path: Path, members: list[zipfile.ZipInfo], cut: Refusal) -> 
 
 def _check_pickle(data: bytes, *, most: int) -> None:
     """Raise unless a pickle of at most so many instructions names nothing but what tensors are made of."""
-    key, operations = "", pickletools.genops(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in texts that torch.save does not write
+        _check_operations(pickletools.genops(data), most=most)
+
+
+def _check_operations(operations: Operations, *, most: int) -> None:
+    key = ""
     for steps, (operation, argument, _) in enumerate(operations):
         if operation.name == "BINUNICODE" and argument != "storage":
             key = str(argument)
@@ -201,7 +212,7 @@ def _check_pickle(data: bytes, *, most: int) -> None:
             raise FormatError(f"it has {operation.name} {argument} at step {steps:,}")
 
 
-def _new_type(operations: Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]) -> str:
+def _new_type(operations: Operations) -> str:
     """Return the type of the tensor that begins with these instructions, if it is one without a storage of its own."""
     for operation, argument, _ in islice(operations, _STEPS_OF_A_TENSOR):
         if operation.name == "GLOBAL" and (found := _NEW_TYPES.fullmatch(str(argument))):

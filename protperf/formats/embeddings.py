@@ -80,9 +80,10 @@ class EmbeddingInfo:
             found = getattr(self, name)
             if found not in allowed:
                 raise ValueError(f"embeddings of {name} {found!r}; allowed: {', '.join(allowed)}")
-        for name in ("model_dim", "layer", "num_shards"):
-            if not -1 <= getattr(self, name) < _MOST:
-                raise ValueError(f"embeddings of {name} {getattr(self, name)}; allowed: up to {_MOST:,}")
+        for name, least in (("model_dim", 1), ("layer", -1), ("num_shards", 1)):
+            found = getattr(self, name)
+            if not least <= found < _MOST:
+                raise ValueError(f"embeddings of {name} {found}; allowed: {least} to {_MOST - 1:,}")
         if not 0 <= self.shard < self.num_shards:
             raise ValueError(f"embeddings of shard {self.shard} of {self.num_shards}; the first shard is 0")
 
@@ -252,8 +253,8 @@ def read_embeddings(path: Path | str) -> tuple[list[str], list[np.ndarray]]:
 
 def checked_length(found: int) -> int:
     """Return the L that a file says, if a protein can have it; else raise a `ValueError`."""
-    if not 0 <= found <= _MOST_RESIDUES:
-        raise ValueError(f"its num_residues is {found}; allowed: 0 to {_MOST_RESIDUES:,}")
+    if not 1 <= found <= _MOST_RESIDUES:
+        raise ValueError(f"its num_residues is {found}; allowed: 1 to {_MOST_RESIDUES:,}")
     return found
 
 

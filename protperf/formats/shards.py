@@ -169,10 +169,11 @@ def _check_attributes(path: Path, shard: ShardEntry, window: int) -> None:
     """Raise unless the HDF5 file itself says what the manifest says of it."""
     with Hdf5File(path, unreadable="no readable shard", remedy="copy it or prepare it again") as file:
         about, tokens = file.attributes(), file.dataset("tokens")
-        found = (about.get("format"), about.get("split"), tokens.shape)
+        texts = {name: value for name, value in about.items() if isinstance(value, str)}
+        found = (texts.get("format"), texts.get("split"), tokens.shape)
         version, offset = about.get("format_version", 0), tokens.address
         stored = (tokens.dtype, tokens.chunks, tokens.filters)
-        check_fingerprint(str(about.get("fingerprint")), str(path))
+        check_fingerprint(str(texts.get("fingerprint")), str(path))
     expected = (FORMAT, shard.split, (shard.windows, window))
     if found != expected or offset != shard.offset:
         raise FormatError(
