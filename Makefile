@@ -17,7 +17,7 @@ help:
 	@echo "make demo         real proteins -> shards -> model -> embeddings -> figures, in demo/ (minutes on two cores)"
 	@echo "make test         format, lint, types, docs and all tests, as CI runs them"
 	@echo "make quick        the same without the slow tests"
-	@echo "make fuzz         give hostile files to the readers, FUZZ_INPUTS=200000 in all (half an hour on one core)"
+	@echo "make fuzz         give hostile files to the readers, FUZZ_INPUTS=200000 in all (ten minutes on one core)"
 	@echo "make docs         the site of docs/, in build/site; a warning is an error"
 	@echo "make format       rewrite the code as the formatter wants it"
 	@echo "make lint         format, lint and types alone"
