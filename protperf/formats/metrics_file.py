@@ -110,7 +110,9 @@ def _read_row(row: list[str], *, place: str) -> tuple[int, str, float]:
         if abs(step) > _LAST_STEP:
             raise ValueError
     except (IndexError, ValueError):
-        raise FormatError(f"{place}: {quoted(','.join(row))} is not a line of a metrics file") from None
+        raise FormatError(
+            f"{place}: {quoted(','.join(row))} is not a line of a metrics file; allowed: a step, a metric, a number; take it out"
+        ) from None
     return step, name, value
 
 
